@@ -1,0 +1,36 @@
+"""The wire format: every message between processes, and how it becomes frames. Imports no torch and no sockets."""
+
+from pannier.wire.codec import Buffer, Decoder, encode
+from pannier.wire.directions import (
+    AttentionToCompute,
+    ClientToGateway,
+    ComputeToAttention,
+    GatewayToClient,
+    GatewayToWorker,
+    GatewayToWorkerData,
+    WorkerToGateway,
+    WorkerToGatewayData,
+)
+from pannier.wire.dtypes import Dtype
+from pannier.wire.errors import WireError
+from pannier.wire.parts import ALIGNMENT, Part, lay_out, payload_bytes
+
+__all__ = [
+    "ALIGNMENT",
+    "AttentionToCompute",
+    "Buffer",
+    "ClientToGateway",
+    "ComputeToAttention",
+    "Decoder",
+    "Dtype",
+    "GatewayToClient",
+    "GatewayToWorker",
+    "GatewayToWorkerData",
+    "Part",
+    "WireError",
+    "WorkerToGateway",
+    "WorkerToGatewayData",
+    "encode",
+    "lay_out",
+    "payload_bytes",
+]

@@ -1,0 +1,46 @@
+"""Messages to frames and back: one msgpack header frame, then at most one payload frame."""
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from pannier.wire.errors import WireError
+from pannier.wire.messages import Message
+from pannier.wire.parts import Part, check_parts
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+M = TypeVar("M", bound=Message)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message, payload: Buffer | None = None) -> list[Buffer]:
+    """Frames of `message`; `payload` holds its parts.
+
+    Raises `WireError` when parts and payload do not fit, so that a mistake is found where it is made.
+    """
+    parts = getattr(message, "parts", ())
+    check_parts(parts, 0 if payload is None else len(payload))
+    header = _encoder.encode(message)
+    return [header] if payload is None else [header, payload]
+
+
+class Decoder(Generic[M]):
+    """Validating decoder of one direction's union of messages."""
+
+    def __init__(self, union: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(union)
+
+    def decode(self, frames: Sequence[Buffer]) -> tuple[M, memoryview]:
+        """The message and its payload (empty when it has no parts). Raises `WireError`."""
+        if not 1 <= len(frames) <= 2:
+            raise WireError(f"a message has one or two frames, not {len(frames)}")
+        try:
+            message: M = self._decoder.decode(frames[0])
+        except msgspec.MsgspecError as error:
+            raise WireError(f"not a message of this protocol: {error}") from error
+        payload = memoryview(frames[1]).cast("B") if len(frames) == 2 else memoryview(b"")
+        parts: tuple[Part, ...] = getattr(message, "parts", ())
+        check_parts(parts, len(payload))
+        return message, payload

@@ -1,0 +1,29 @@
+"""The closed table of element types that may cross a process boundary."""
+
+from enum import StrEnum
+
+
+class Dtype(StrEnum):
+    """Element type of a tensor part. The value is what the header carries."""
+
+    FLOAT32 = "f32"
+    BFLOAT16 = "bf16"
+    FLOAT16 = "f16"
+    FLOAT8_E4M3 = "f8e4m3"
+    INT8 = "i8"
+    INT32 = "i32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+
+_ITEMSIZE = {
+    Dtype.FLOAT32: 4,
+    Dtype.BFLOAT16: 2,
+    Dtype.FLOAT16: 2,
+    Dtype.FLOAT8_E4M3: 1,
+    Dtype.INT8: 1,
+    Dtype.INT32: 4,
+}

@@ -1,0 +1,549 @@
+"""Every message that crosses a process boundary.
+
+Plain frozen structs, encoded as msgpack arrays; unknown kinds and surplus fields are refused on receipt. A message
+whose docstring names parts is followed by one payload frame that holds them (`pannier.wire.parts`).
+
+Numbers that make a frame belong to one moment only:
+
+==========  ===========================================================================================
+life        drawn at random when a gateway starts; a frame of another life is dropped and counted
+session     of one compute worker with its attention workers; a fence ends it and the next one is larger
+step        counts up over all lanes of a gateway's life
+lane        of one compute worker, from 0
+call        attention call of the model, from 0 in graph order
+==========  ===========================================================================================
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from pannier.wire.dtypes import Dtype
+from pannier.wire.parts import Part
+
+PROTOCOL = 1
+"""Version of this message set; peers with another version are refused at `Hello`."""
+
+MAX_TOP_LOGPROBS = 20
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages: the class name is the tag on the wire."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of what messages are made of."""
+
+
+# --- geometry and assignment (control) ---------------------------------------------------------------------------
+
+
+class CallGeometry(Record):
+    """One attention call of the model over all its heads; `window` 0 is none, `softcap` 0 is none."""
+
+    q_heads: int
+    kv_heads: int
+    k_size: int
+    v_size: int
+    scale: float
+    window: int
+    softcap: float
+
+
+class HeadRange(Record):
+    """KV heads `start` to `stop` (exclusive) of one call, held by one shard."""
+
+    start: int
+    stop: int
+
+
+class ComputeFacts(Record):
+    """What a compute worker brings: the model's geometry and how it runs it."""
+
+    model: str
+    digest: str
+    device: str
+    dtype: str
+    wire_dtype: Dtype
+    lanes: int
+    calls: tuple[CallGeometry, ...]
+    vocab_size: int
+    max_model_len: int
+    weight_bytes: int
+
+
+class AttentionFacts(Record):
+    """What an attention worker brings; `endpoint` is where compute workers reach it ("" in their own process)."""
+
+    device: str
+    memory_bytes: int
+    bandwidth: float
+    """Measured read bandwidth in bytes per second."""
+    dtypes: tuple[Dtype, ...]
+    endpoint: str
+
+
+class Hello(Message):
+    """Worker to gateway, first message: who it is and which roles it has (both roles: monolithic)."""
+
+    protocol: int
+    name: str
+    pid: int
+    host: str
+    event_loop: str
+    compute: ComputeFacts | None
+    attention: AttentionFacts | None
+
+
+class Welcome(Message):
+    """Gateway to worker: accepted; the worker's data thread dials `data_endpoint`."""
+
+    life: int
+    data_endpoint: str
+    heartbeat_s: float
+
+
+class Refused(Message):
+    """Gateway to worker: not accepted, and why."""
+
+    reason: str
+
+
+class Heartbeat(Message):
+    """Worker to gateway and back, every `heartbeat_s`: alive; workers add their counters."""
+
+    life: int
+    counters: dict[str, float]
+
+
+class Goodbye(Message):
+    """Worker to gateway: leaves on purpose. Gateway to worker: leave."""
+
+    reason: str
+
+
+# --- data channel between gateway and workers -----------------------------------------------------------------------
+
+
+class Join(Message):
+    """Data thread to gateway: its first message, so that the gateway can address it."""
+
+    life: int
+
+
+class AttentionAssign(Message):
+    """Gateway to attention worker: allocate `num_blocks` blocks for these heads; answered by `Ready`."""
+
+    life: int
+    group: int
+    shard: int
+    calls: tuple[CallGeometry, ...]
+    heads: tuple[HeadRange, ...]
+    num_blocks: int
+    block_size: int
+    kv_dtype: Dtype
+    wire_dtype: Dtype
+
+
+class ShardAddress(Record):
+    """One attention worker as compute workers see it."""
+
+    name: str
+    endpoint: str
+    heads: tuple[HeadRange, ...]
+
+
+class GroupAddress(Record):
+    """The shards of one group; together they hold all heads of every call."""
+
+    group: int
+    shards: tuple[ShardAddress, ...]
+
+
+class ComputeAssign(Message):
+    """Gateway to compute worker: the groups to link to; also starts `session`. Answered by `Ready`."""
+
+    life: int
+    session: int
+    groups: tuple[GroupAddress, ...]
+    max_batch_tokens: int
+    block_size: int
+
+
+class Ready(Message):
+    """Worker to gateway: what was assigned is in place (for a compute worker: in `session`)."""
+
+    life: int
+    session: int
+    detail: str
+    """How its links run, for the status."""
+
+
+class SegmentKind(IntEnum):
+    """What the rows of a segment do with the stored tokens."""
+
+    DECODE = 0
+    """Append the row, then attend to everything stored, itself included."""
+    CHUNK = 1
+    """Append the rows; attend only to what was stored before (the chunk itself is the compute worker's)."""
+    READ = 2
+    """Append nothing; attend to what is stored (another group's part of a long sequence)."""
+
+
+class Segment(Record):
+    """Consecutive rows of one sequence in one step.
+
+    `blocks` of the message's block-table part start at `first_block` and hold `num_blocks` numbers. The token at
+    index i of those blocks has absolute position `first_position` + i.
+    """
+
+    kind: SegmentKind
+    group: int
+    first_position: int
+    first_block: int
+    num_blocks: int
+    num_stored: int
+    """Tokens stored in these blocks before this step."""
+    query_position: int
+    """Absolute position of the first row."""
+    query_start: int
+    """Index of the first row among the message's rows."""
+    num_queries: int
+
+    @property
+    def stores(self) -> bool:
+        """Whether its rows' K and V are appended."""
+        return self.kind is not SegmentKind.READ
+
+    @property
+    def answers(self) -> bool:
+        """Whether the attention worker owes an answer for its rows (a fresh prompt's first chunk: no)."""
+        return self.kind is SegmentKind.DECODE or self.num_stored > 0
+
+
+class BlockCopy(Record):
+    """Copy one whole block of a group before call 0 of the step."""
+
+    group: int
+    source: int
+    target: int
+
+
+class Sample(Record):
+    """Draw one token from one row's logits. Several samples may name one row."""
+
+    row: int
+    sequence: int
+    position: int
+    """Absolute position of the token that is drawn; with `seed` it fixes the draw."""
+    temperature: float
+    """0 is greedy."""
+    seed: int
+    top_logprobs: int
+    """-1: no log-probabilities; else the drawn token's and this many of the most likely."""
+    state_version: int
+    """Version of the `SamplerState` that the draw needs; 0: none."""
+
+
+class SamplerState(Record):
+    """What a draw needs of a sequence's past, as of `version`."""
+
+    sequence: int
+    version: int
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+
+
+class Previous(Record):
+    """The token of `row` is the one that sample number `sample` of the lane's preceding step `step` will draw."""
+
+    row: int
+    step: int
+    sample: int
+
+
+class Step(Message):
+    """Gateway to compute worker: one forward pass over one lane's rows.
+
+    Rows are the segments' rows in the order listed. Parts: token ids int32 [T], block tables int32 [N].
+    """
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    segments: tuple[Segment, ...]
+    previous: tuple[Previous, ...]
+    samples: tuple[Sample, ...]
+    copies: tuple[BlockCopy, ...]
+    states: tuple[SamplerState, ...]
+    parts: tuple[Part, ...]
+
+
+class TopLogprob(Record):
+    """A token and its natural-log probability."""
+
+    token: int
+    logprob: float
+
+
+class Drawn(Record):
+    """The outcome of one `Sample`."""
+
+    sequence: int
+    token: int
+    logprob: float | None
+    top: tuple[TopLogprob, ...]
+
+
+class StepTimes(Record):
+    """Seconds of one lane-step: slices, attention (as the workers report it) and the wait that was not hidden."""
+
+    compute_s: float
+    attention_s: float
+    exposed_s: float
+    total_s: float
+
+
+class StepDone(Message):
+    """Compute worker to gateway: every write of the step is acknowledged; `drawn` in the order of its samples."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    drawn: tuple[Drawn, ...]
+    times: StepTimes
+
+
+class NeedState(Message):
+    """Compute worker to gateway: send the step again with the `SamplerState` of these sequences."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    sequences: tuple[int, ...]
+
+
+class StepFailed(Message):
+    """Compute worker to gateway, or attention worker to compute worker: the step can't be done."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    reason: str
+
+
+class AbortStep(Message):
+    """Drop a step: gateway to compute worker, which passes it on to the attention workers involved."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+
+
+class StepAborted(Message):
+    """Answer to `AbortStep`: nothing of the step will be written any more."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+
+
+class Fence(Message):
+    """Gateway to attention worker: end every session of `compute` up to and including `session`."""
+
+    life: int
+    compute: str
+    session: int
+
+
+class Fenced(Message):
+    """Attention worker to gateway: the fenced sessions can write nothing any more."""
+
+    life: int
+    compute: str
+    session: int
+
+
+class NewSession(Message):
+    """Gateway to compute worker: the session before was fenced; drop its steps and answer `Ready`."""
+
+    life: int
+    session: int
+
+
+# --- link: compute worker and attention worker ---------------------------------------------------------------------
+
+
+class BeginStep(Message):
+    """Compute worker to attention worker, once per step: what the rows of all calls will mean.
+
+    *Stored rows* count over the segments that store, *query rows* over those that are answered, both in the order
+    listed. Parts: block tables int32 [N].
+    """
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    segments: tuple[Segment, ...]
+    copies: tuple[BlockCopy, ...]
+    parts: tuple[Part, ...]
+
+
+class Piece(Message):
+    """Compute worker to attention worker: rows of one call.
+
+    A request has all query rows and the stored rows among them, and is answered by `Answer`; a one-way piece has
+    stored rows only, and is answered by `PieceWritten`. Parts: k [N, G, Dk], v [N, G, Dv], and for a request
+    q [M, H, Dk] before them; heads are the shard's.
+    """
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    call: int
+    first_stored_row: int
+    is_request: bool
+    lse_from: int
+    """Query rows from this one on need the log-sum-exp."""
+    parts: tuple[Part, ...]
+
+
+class EndStep(Message):
+    """Compute worker to attention worker: the step had `num_pieces` pieces; answered by `StepWritten`."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    num_pieces: int
+
+
+class Answer(Message):
+    """Attention worker to compute worker. Parts: o [M, H, Dv] in the wire dtype, LSE fp32 [M - lse_from, H]."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    call: int
+    attention_s: float
+    parts: tuple[Part, ...]
+
+
+class PieceWritten(Message):
+    """Attention worker to compute worker: a one-way piece is written; returns its credit."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+    call: int
+
+
+class StepWritten(Message):
+    """Attention worker to compute worker: all pieces of the step arrived and are written on the device."""
+
+    life: int
+    session: int
+    step: int
+    lane: int
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+class ChatMessage(Record):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+class SamplingParams(Record):
+    """How tokens are drawn and when to stop."""
+
+    max_tokens: int | None = None
+    """None: as many as the model's window leaves."""
+    temperature: float = 1.0
+    seed: int | None = None
+    logprobs: int | None = None
+    """Number of most likely tokens to report with each token's own log-probability; None: none at all."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Generate(Message):
+    """Client to gateway: exactly one of `prompt`, `prompt_tokens` and `messages`."""
+
+    request: str
+    model: str | None
+    prompt: str | None
+    prompt_tokens: tuple[int, ...] | None
+    messages: tuple[ChatMessage, ...] | None
+    params: SamplingParams
+
+
+class Cancel(Message):
+    """Client to gateway: forget a request; unknown ones are fine."""
+
+    request: str
+
+
+class TokenLogprob(Record):
+    """One generated token with its log-probability and the most likely alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[TopLogprob, ...]
+
+
+class Usage(Record):
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Delta(Message):
+    """Gateway to client: new text and tokens of a request; the last one has a reason and the usage."""
+
+    request: str
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: str | None
+    """stop, length, abort or error."""
+    usage: Usage | None
+
+
+class Failed(Message):
+    """Gateway to client: the request ends with one clear error."""
+
+    request: str
+    code: str
+    """invalid, overloaded, unavailable or internal."""
+    param: str | None
+    reason: str
+
+
+class GetStatus(Message):
+    """Client to gateway."""
+
+    request: str
+
+
+class Status(Message):
+    """Gateway to client: the whole stack as plain data (`pannier status --json`)."""
+
+    request: str
+    status: dict[str, Any]

@@ -1,0 +1,53 @@
+"""Tensor parts: how several tensors share the one payload frame of a message.
+
+Every part starts at a multiple of `ALIGNMENT` bytes, is contiguous, and its length follows from its dtype and
+shape alone, so a receiver knows the exact frame length before it looks at a byte.
+"""
+
+from collections.abc import Iterable
+from math import prod
+
+import msgspec
+
+from pannier.wire.dtypes import Dtype
+from pannier.wire.errors import WireError
+
+ALIGNMENT = 64  # bytes; a cache line, and what vector loads like best
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor inside the payload frame: element type, shape and byte offset."""
+
+    dtype: Dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor, padding not counted."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def lay_out(tensors: Iterable[tuple[Dtype, tuple[int, ...]]]) -> tuple[Part, ...]:
+    """Place tensors one after the other, each aligned; see `payload_bytes` for the frame's length."""
+    parts, offset = [], 0
+    for dtype, shape in tensors:
+        part = Part(dtype, shape, offset)
+        parts.append(part)
+        offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+    return tuple(parts)
+
+
+def payload_bytes(parts: tuple[Part, ...]) -> int:
+    """Length of the payload frame that holds `parts`; 0 when there are none."""
+    return parts[-1].offset + parts[-1].nbytes if parts else 0
+
+
+def check_parts(parts: tuple[Part, ...], payload_length: int) -> None:
+    """Raise `WireError` unless `parts` are laid out by `lay_out` and fill exactly `payload_length` bytes."""
+    if any(size < 0 for part in parts for size in part.shape):
+        raise WireError(f"a part has a negative size: {parts}")
+    if parts != lay_out((part.dtype, part.shape) for part in parts):
+        raise WireError(f"parts are not laid out at {ALIGNMENT}-byte boundaries one after the other: {parts}")
+    if payload_bytes(parts) != payload_length:
+        raise WireError(f"the payload frame has {payload_length} bytes where its parts take {payload_bytes(parts)}")
