@@ -1,0 +1,146 @@
+"""From a folder of weights, or a model in memory, to a `SlicedModel`: refuse, prove, load, cut or use the cache."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from pannier.slicer.cache import Untrusted, default_cache_dir, key_of, load_cut, store_cut
+from pannier.slicer.cut import Cut, cut
+from pannier.slicer.export import export
+from pannier.slicer.model import SlicedModel
+from pannier.slicer.prove import prove
+from pannier.slicer.refusal import CannotSlice, Unsupported
+from pannier.slicer.rotary import freeze_rotary
+
+log = logging.getLogger(__name__)
+Progress = Callable[[str], None]
+
+
+class CannotLoad(Exception):
+    """Raised when there is no model at a path, or its weights are in a form that can't be used."""
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_model_len: int | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress = log.info,
+) -> SlicedModel:
+    """Loads a model's weights and slices it.
+
+    Args:
+        path: a folder that transformers can load, or the name of a model on a hub that can be reached.
+        dtype: what weights are loaded as.
+        device: where they go.
+        max_model_len: positions lie below it; None for what the model's configuration says.
+        cache_dir: where proofs and slices are kept; None for `default_cache_dir()`.
+        progress: told, in a few words, what is being done.
+
+    Raises:
+        CannotLoad: there is no model at `path`, or it is quantised.
+        CannotSlice: the model can't be served with its attention elsewhere.
+        ValueError: `max_model_len` is more than the model can do.
+    """
+    config = _config(str(path))
+    length = longest(config, max_model_len)
+    cache_dir = cache_dir or default_cache_dir()
+    progress(f"proving {config.model_type}")
+    prove(config, length, cache_dir)
+    progress(f"loading weights from {path}")
+    model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype).eval().to(device)
+    progress("slicing")
+    return _slice_proved(model, length, cache_dir)
+
+
+def slice_model(
+    model: PreTrainedModel, *, max_model_len: int | None = None, cache_dir: Path | None = None
+) -> SlicedModel:
+    """Slices a model that is in memory. Its weights are shared, and it is left unfit for anything else.
+
+    Raises:
+        CannotSlice: the model can't be served with its attention elsewhere.
+        ValueError: `max_model_len` is more than the model can do.
+    """
+    length = longest(model.config, max_model_len)
+    cache_dir = cache_dir or default_cache_dir()
+    prove(model.config, length, cache_dir)
+    return _slice_proved(model.eval(), length, cache_dir)
+
+
+def longest(config: PretrainedConfig, asked: int | None) -> int:
+    """The positions that a sliced model is to allow.
+
+    Raises:
+        ValueError: more were asked for than the model has, or none were and the configuration doesn't say.
+    """
+    has = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if asked is None and has is None:
+        raise ValueError(f"{config.model_type}: its configuration has no longest length, give a max_model_len")
+    if asked is not None and has is not None and asked > has:
+        raise ValueError(f"{config.model_type}: a max_model_len of {asked} is more than the model's {has} positions")
+    length = asked or has
+    assert length is not None
+    return int(length)
+
+
+def _config(path: str) -> PretrainedConfig:
+    if path.endswith(".gguf"):
+        raise CannotLoad(f"{path}: is a GGUF file, only unquantised weights can be loaded")
+    if os.path.isabs(path) or path.startswith((".", "~")):
+        path = os.path.expanduser(path)
+        if not os.path.isdir(path):
+            raise CannotLoad(f"{path}: there is no such folder")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise CannotLoad(f"{path}: no model can be loaded from it ({error})") from error
+    if quantised := getattr(config, "quantization_config", None):
+        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else type(quantised).__name__
+        raise CannotLoad(f"{path}: its weights are quantised ({method}), only unquantised weights can be loaded")
+    return config
+
+
+def _slice_proved(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -> SlicedModel:
+    freeze_rotary(model, max_model_len)
+    pieces = _cut_or_cached(model, max_model_len, cache_dir)
+    own = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    needed = {name for piece in pieces.slices for name in piece.weights}
+    needed |= {call.sinks for call in pieces.calls if call.sinks}
+    weights = {name: tensor.detach() for name, tensor in own if name in needed}
+    weights |= {name: tensor.to(model.device) for name, tensor in pieces.constants.items()}
+    return SlicedModel(pieces, weights, dtype=model.dtype, device=model.device, max_model_len=max_model_len)
+
+
+def _cut_or_cached(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -> Cut:
+    key = key_of(model.config.to_dict(), dtype=model.dtype, device=model.device.type, max_model_len=max_model_len)
+    folder = cache_dir / "slices" / key
+    try:
+        if cached := load_cut(folder):
+            return cached
+    except Untrusted as reason:
+        log.warning("%s: slicing again", reason)
+    pieces = cut_model(model)
+    try:
+        store_cut(folder, pieces)
+    except OSError as error:
+        log.warning("the slices can't be kept for the next start: %s", error)
+    return pieces
+
+
+def cut_model(model: PreTrainedModel) -> Cut:
+    """Traces and cuts a model whose rotary embeddings are frozen.
+
+    Raises:
+        CannotSlice: it can't be.
+    """
+    try:
+        return cut(export(model))
+    except Unsupported as reason:
+        raise CannotSlice(model.config.model_type, str(reason)) from reason
