@@ -1,0 +1,19 @@
+"""Placement of heads, block accounting and the choice of rows. Imports no torch, no sockets, no clock."""
+
+from pannier.scheduler.blocks import BlockPool, Inconsistent
+from pannier.scheduler.config import SchedulerConfig
+from pannier.scheduler.scheduler import Scheduler
+from pannier.scheduler.sequence import Output, Rejected, Request
+from pannier.scheduler.step import UNRESOLVED, Step
+
+__all__ = [
+    "UNRESOLVED",
+    "BlockPool",
+    "Inconsistent",
+    "Output",
+    "Rejected",
+    "Request",
+    "Scheduler",
+    "SchedulerConfig",
+    "Step",
+]
