@@ -2,18 +2,24 @@
 
 from pannier.scheduler.blocks import BlockPool, Inconsistent
 from pannier.scheduler.config import SchedulerConfig
+from pannier.scheduler.placement import AttentionOffer, GroupPlan, PlacementError, ShardPlan, form_groups
 from pannier.scheduler.scheduler import Scheduler
 from pannier.scheduler.sequence import Output, Rejected, Request
 from pannier.scheduler.step import UNRESOLVED, Step
 
 __all__ = [
     "UNRESOLVED",
+    "AttentionOffer",
     "BlockPool",
+    "GroupPlan",
     "Inconsistent",
     "Output",
+    "PlacementError",
     "Rejected",
     "Request",
     "Scheduler",
     "SchedulerConfig",
+    "ShardPlan",
     "Step",
+    "form_groups",
 ]
