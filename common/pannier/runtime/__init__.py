@@ -1,0 +1,1 @@
+"""What every process of the stack shares: errors, configuration, life cycle, logs, the model's source, the machine."""

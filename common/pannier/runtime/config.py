@@ -1,0 +1,201 @@
+"""Configuration: one frozen model per role, read once from a TOML file, the environment and flags.
+
+Later sources win: file, then environment (`PANNIER_GATEWAY_MAX_SEQUENCES`), then flags. Unknown keys are refused.
+What a process learns as it starts (memory, geometry) is never written back here.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+)
+
+from pannier.runtime.errors import ConfigError
+
+DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+"""Element types by their names in torch; auto is what the device computes natively and the model allows."""
+
+
+def _listed(value: object) -> object:
+    return value.split(",") if isinstance(value, str) else value
+
+
+Endpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
+Device: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(cpu|cuda:\d+)$")]
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+HeadsSplit: TypeAlias = Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed)]
+
+
+class RoleConfig(BaseModel):
+    """What all roles have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    role: ClassVar[str]
+
+    queue: PositiveInt = 64
+    """High-water mark of every socket, in messages each way."""
+    insecure: bool = False
+    """Allow addresses that other hosts can reach, in the clear."""
+
+
+class GatewayConfig(RoleConfig):
+    """One gateway: the model whose text it speaks, where it listens, and how it fills steps."""
+
+    role: ClassVar[str] = "gateway"
+
+    model: str
+    served_model_name: str | None = None
+    """What clients call the model; None: the model's own name."""
+    control_endpoint: Endpoint = "tcp://127.0.0.1:5150"
+    client_endpoint: Endpoint = "tcp://127.0.0.1:5151"
+    data_endpoint: Endpoint = "tcp://127.0.0.1:0"
+    """Workers are told the real one, so port 0 is fine."""
+    compute_workers: PositiveInt = 1
+    attention_workers: PositiveInt = 1
+    """How many workers to wait for before groups are formed and requests are served."""
+    max_batch_tokens: PositiveInt = 512
+    """Rows of one step, decode rows included."""
+    max_sequences: PositiveInt = 64
+    """Sequences that run at once."""
+    max_waiting: PositiveInt = 1024
+    """Requests that may wait; more are refused as overloaded."""
+    max_model_len: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of prompt and completion together; None: the model's window."""
+    block_size: Literal[16, 32, 64] = 64
+    """Tokens per KV block."""
+    heads_split: HeadsSplit | None = None
+    """KV heads per attention worker, as in "5,3"; None: planned from memory and bandwidth."""
+    kv_dtype: DtypeName = "auto"
+    heartbeat_s: PositiveFloat = 1.0
+
+
+class ComputeConfig(RoleConfig):
+    """One compute worker: a model on a device."""
+
+    role: ClassVar[str] = "compute"
+
+    model: str
+    name: Name = "compute-0"
+    gateway: Endpoint = "tcp://127.0.0.1:5150"
+    """The gateway's control endpoint."""
+    device: Device = "cpu"
+    dtype: DtypeName = "auto"
+    lanes: Annotated[int, Field(ge=1, le=8)] = 2
+    max_model_len: Annotated[int, Field(ge=2)] | None = None
+    """Freezes rotary variants that depend on the longest position; None: the model's window."""
+    threads: PositiveInt | None = None
+    """CPU threads of the slices; None: torch's choice."""
+    cache_dir: Path | None = None
+    """Where sliced graphs are kept; None: the user's cache folder."""
+    monolithic: bool = False
+    """Attention in this process too: the homogeneous baseline."""
+    attention_memory: ByteSize | None = None
+    """Bytes for KV blocks when monolithic, as in "2GiB"; None: a share of what is free."""
+
+
+class AttentionConfig(RoleConfig):
+    """One attention worker: a device and the memory that its KV blocks may take."""
+
+    role: ClassVar[str] = "attention"
+
+    name: Name = "attention-0"
+    gateway: Endpoint = "tcp://127.0.0.1:5150"
+    """The gateway's control endpoint."""
+    device: Device = "cpu"
+    memory: ByteSize | None = None
+    """Bytes for KV blocks, as in "2GiB"; None: a share of what is free."""
+    listen: Endpoint = "tcp://127.0.0.1:0"
+    """Where compute workers reach it; they are told the real one, so port 0 is fine."""
+    threads: PositiveInt | None = None
+    """CPU threads of the attention operator; None: torch's choice."""
+
+
+C = TypeVar("C", bound=RoleConfig)
+
+
+def load(
+    kind: type[C],
+    file: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> C:
+    """The configuration of one role. Flags that are None were not given.
+
+    Raises `ConfigError` naming the field, its value and what is legal.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    values = {**_from_file(file), **_from_environment(kind, environ), **given}
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(kind, error)) from error
+
+
+def to_toml(config: RoleConfig) -> str:
+    """The text of a file that `load` reads back as the same configuration."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items())
+
+
+def _toml_value(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case list():
+            return f"[{', '.join(map(_toml_value, value))}]"
+        case _:
+            escaped = str(value).translate({ord("\\"): "\\\\", ord('"'): '\\"', ord("\n"): "\\n"})
+            return f'"{escaped}"'
+
+
+def _from_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"can't read the configuration file {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {file} is not TOML: {error}") from error
+
+
+def _from_environment(kind: type[RoleConfig], environ: Mapping[str, str]) -> dict[str, str]:
+    prefix = f"PANNIER_{kind.role.upper()}_"
+    return {key.removeprefix(prefix).lower(): value for key, value in environ.items() if key.startswith(prefix)}
+
+
+def _sentence(kind: type[RoleConfig], error: ValidationError) -> str:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors(include_url=False)[0]
+    field = str(first["loc"][0])
+    match first["type"]:
+        case "extra_forbidden":
+            return f"{kind.role} has no setting {field!r}; it has {', '.join(sorted(kind.model_fields))}"
+        case "missing":
+            return f"{kind.role} needs the setting {field!r}"
+        case "string_pattern_mismatch":
+            legal = _PATTERN_MEANINGS[first["ctx"]["pattern"]]
+        case _:
+            legal = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{kind.role}: {field} is {first['input']!r}; it must be {legal}"
+
+
+_PATTERN_MEANINGS = {
+    r"^(tcp://.+:\d+|ipc://.+)$": "tcp://HOST:PORT or ipc://PATH",
+    r"^(cpu|cuda:\d+)$": "cpu or cuda:NUMBER",
+    r"^[A-Za-z0-9._-]{1,64}$": "1 to 64 letters, digits, dots, dashes or underscores",
+}
