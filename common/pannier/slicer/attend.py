@@ -27,6 +27,7 @@ HARMLESS = {
     "num_items_in_batch",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "position_ids",
     "return_dict",
     "use_cache",

@@ -9,12 +9,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from pannier.slicer.cache import Untrusted, default_cache_dir, key_of, load_cut, store_cut
-from pannier.slicer.cut import Cut, cut
-from pannier.slicer.export import export
+from pannier.slicer.cut import Cut
 from pannier.slicer.model import SlicedModel
 from pannier.slicer.prove import prove
 from pannier.slicer.refusal import CannotSlice, Unsupported
 from pannier.slicer.rotary import freeze_rotary
+from pannier.slicer.slicing import cut_model, join
 
 log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
@@ -109,13 +109,7 @@ def _config(path: str) -> PretrainedConfig:
 
 def _slice_proved(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -> SlicedModel:
     freeze_rotary(model, max_model_len)
-    pieces = _cut_or_cached(model, max_model_len, cache_dir)
-    own = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    needed = {name for piece in pieces.slices for name in piece.weights}
-    needed |= {call.sinks for call in pieces.calls if call.sinks}
-    weights = {name: tensor.detach() for name, tensor in own if name in needed}
-    weights |= {name: tensor.to(model.device) for name, tensor in pieces.constants.items()}
-    return SlicedModel(pieces, weights, dtype=model.dtype, device=model.device, max_model_len=max_model_len)
+    return join(_cut_or_cached(model, max_model_len, cache_dir), model, max_model_len)
 
 
 def _cut_or_cached(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -> Cut:
@@ -126,21 +120,12 @@ def _cut_or_cached(model: PreTrainedModel, max_model_len: int, cache_dir: Path) 
             return cached
     except Untrusted as reason:
         log.warning("%s: slicing again", reason)
-    pieces = cut_model(model)
+    try:
+        pieces = cut_model(model)
+    except Unsupported as reason:
+        raise CannotSlice(model.config.model_type, str(reason)) from reason
     try:
         store_cut(folder, pieces)
     except OSError as error:
         log.warning("the slices can't be kept for the next start: %s", error)
     return pieces
-
-
-def cut_model(model: PreTrainedModel) -> Cut:
-    """Traces and cuts a model whose rotary embeddings are frozen.
-
-    Raises:
-        CannotSlice: it can't be.
-    """
-    try:
-        return cut(export(model))
-    except Unsupported as reason:
-        raise CannotSlice(model.config.model_type, str(reason)) from reason
