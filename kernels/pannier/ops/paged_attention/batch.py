@@ -1,0 +1,42 @@
+"""What the query rows of a step mean: which blocks each of them looks at. Made once per step, used by every call."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from pannier.ops.paged_attention.plan import Bucket, Geometry, make_plan
+from pannier.ops.paged_attention.segment import PagedSegment
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """The segments of a step; the rows of a query tensor are theirs, in this order.
+
+    What the batched form needs depends on the call's window and heads. It is planned at the first call of each kind
+    and kept, as most models have one kind and none more than a few. Not for use by several threads at once.
+    """
+
+    segments: tuple[PagedSegment, ...]
+    device: torch.device
+    num_rows: int
+    _plans: dict[Geometry, tuple[Bucket, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def build(cls, segments: Iterable[PagedSegment], device: torch.device | str) -> "PagedBatch":
+        """The batch of these segments, for tensors on `device`. Raises ValueError for a negative or missing number."""
+        listed = tuple(segments)
+        for number, segment in enumerate(listed):
+            segment.check(number)
+        return cls(listed, torch.device(device), sum(segment.num_queries for segment in listed))
+
+    def plan(self, geometry: Geometry) -> tuple[Bucket, ...]:
+        """The buckets to compute for a call of this geometry; rows in none of them see nothing."""
+        buckets = self._plans.get(geometry)
+        if buckets is None:
+            buckets = make_plan(self.segments, geometry, self.device)
+            self._plans[geometry] = buckets
+        return buckets
+
+
+__all__ = ["PagedBatch", "PagedSegment"]

@@ -1,0 +1,61 @@
+"""Bucket by bucket: gather the keys and values, then attend densely; the heads of a KV head are rows of one product."""
+
+import torch
+from torch import Tensor
+
+from pannier.ops.dense import attend
+from pannier.ops.paged_attention.batch import PagedBatch
+from pannier.ops.paged_attention.plan import Bucket, Geometry
+
+
+def paged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, *, scale: float, window: int, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """See `pannier.ops.paged_attention`."""
+    kv_heads, block_size = keys.shape[1:3]
+    rows, heads, _ = q.shape
+    buckets = batch.plan(Geometry(window, block_size, kv_heads, heads // kv_heads))
+    o = q.new_zeros(rows, heads, values.shape[3], dtype=torch.float32)
+    lse = q.new_full((rows, heads), float("-inf"), dtype=torch.float32)
+    for bucket in buckets:
+        if bucket.rows is None:
+            return _attend_bucket(q, keys, values, bucket, scale, softcap)
+        part_o, part_l = _attend_bucket(q.index_select(0, bucket.rows), keys, values, bucket, scale, softcap)
+        o.index_copy_(0, bucket.rows, part_o)
+        lse.index_copy_(0, bucket.rows, part_l)
+    return o, lse
+
+
+def _attend_bucket(
+    q: Tensor, keys: Tensor, values: Tensor, bucket: Bucket, scale: float, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """q [S * R, H, Dk] to o [S * R, H, Dv], l [S * R, H]."""
+    kv_heads = keys.shape[1]
+    rows, heads, k_size = q.shape
+    v_size = values.shape[3]
+    per_segment = (bucket.num_rows, heads // kv_heads)
+    unfolded = (bucket.num_segments, bucket.num_rows, kv_heads, heads // kv_heads)
+    part_o, part_l = attend(
+        _fold(q.view(*unfolded, k_size)),
+        _gather(keys, bucket),
+        _gather(values, bucket),
+        bucket.mask,
+        scale=scale,
+        softcap=softcap,
+    )
+    o = q.new_empty(*unfolded, v_size, dtype=torch.float32)
+    lse = q.new_empty(*unfolded, dtype=torch.float32)
+    o.transpose(1, 2).copy_(part_o.unflatten(2, per_segment))
+    lse.transpose(1, 2).copy_(part_l.unflatten(2, per_segment))
+    return o.view(rows, heads, v_size), lse.view(rows, heads)
+
+
+def _fold(q: Tensor) -> Tensor:
+    """[S, R, G, H/G, Dk] to [S, G, R * H/G, Dk]."""
+    return q.transpose(1, 2).flatten(2, 3)
+
+
+def _gather(stored: Tensor, bucket: Bucket) -> Tensor:
+    """[P, G, K, size] to [S, G, L, size]."""
+    picked = stored.view(-1, stored.shape[3]).index_select(0, bucket.keys)
+    return picked.view(bucket.num_segments, stored.shape[1], -1, stored.shape[3])

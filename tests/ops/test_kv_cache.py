@@ -1,0 +1,59 @@
+"""The cache holds what the shapes say, and copies whole blocks of every call."""
+
+import pytest
+import torch
+
+from pannier.ops import CallShape, KVCache, block_bytes
+
+pytestmark = pytest.mark.timeout(30)
+SHAPES = (CallShape(2, 16, 8), CallShape(1, 5, 96))
+
+
+def _cache() -> KVCache:
+    cache = KVCache(SHAPES, num_blocks=4, block_size=8, dtype=torch.bfloat16, device="cpu")
+    for call in range(len(SHAPES)):
+        for stored in (cache.keys(call), cache.values(call)):
+            stored.copy_(torch.arange(4).view(4, 1, 1, 1).expand(stored.shape))
+    return cache
+
+
+def test_calls_have_their_own_heads_and_sizes() -> None:
+    """Layout is [block, KV head, token, size] for each call."""
+    cache = _cache()
+    assert cache.keys(0).shape == (4, 2, 8, 16)
+    assert cache.values(0).shape == (4, 2, 8, 8)
+    assert cache.keys(1).shape == (4, 1, 8, 5)
+    assert cache.values(1).shape == (4, 1, 8, 96)
+
+
+def test_block_bytes_count_every_call() -> None:
+    """Bytes per block times blocks are the bytes that the tensors take."""
+    cache = _cache()
+    held = sum(t.numel() * t.element_size() for call in (0, 1) for t in (cache.keys(call), cache.values(call)))
+    assert cache.num_bytes == held == 4 * block_bytes(SHAPES, 8, torch.bfloat16)
+
+
+def test_copies_read_everything_before_they_write() -> None:
+    """A block may be source and target of one list; every call is copied."""
+    cache = _cache()
+    cache.copy_blocks([1, 2], [2, 3])
+    for call in (0, 1):
+        for stored in (cache.keys(call), cache.values(call)):
+            assert stored[:, 0, 0, 0].tolist() == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "message"),
+    [
+        ([1], [4], "block 4 does not exist; blocks are 0 to 3"),
+        ([-1], [0], "block -1 does not exist"),
+        ([1, 2], [0], "2 source blocks for 1 target blocks"),
+        ([1, 2], [0, 0], "name one twice"),
+    ],
+)
+def test_copies_that_can_not_be_are_refused(sources: list[int], targets: list[int], message: str) -> None:
+    """Nothing is copied when one pair is wrong."""
+    cache = _cache()
+    with pytest.raises(ValueError, match=message):
+        cache.copy_blocks(sources, targets)
+    assert cache.keys(0)[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
