@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # --- geometry and assignment (control) ---------------------------------------------------------------------------
 
 
-class CallGeometry(Record):
+class CallGeometry(Record, frozen=True):
     """One attention call of the model over all its heads; `window` 0 is none, `softcap` 0 is none."""
 
     q_heads: int
@@ -51,14 +51,14 @@ class CallGeometry(Record):
     softcap: float
 
 
-class HeadRange(Record):
+class HeadRange(Record, frozen=True):
     """KV heads `start` to `stop` (exclusive) of one call, held by one shard."""
 
     start: int
     stop: int
 
 
-class ComputeFacts(Record):
+class ComputeFacts(Record, frozen=True):
     """What a compute worker brings: the model's geometry and how it runs it."""
 
     model: str
@@ -73,7 +73,7 @@ class ComputeFacts(Record):
     weight_bytes: int
 
 
-class AttentionFacts(Record):
+class AttentionFacts(Record, frozen=True):
     """What an attention worker brings; `endpoint` is where compute workers reach it ("" in their own process)."""
 
     device: str
@@ -84,7 +84,7 @@ class AttentionFacts(Record):
     endpoint: str
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """Worker to gateway, first message: who it is and which roles it has (both roles: monolithic)."""
 
     protocol: int
@@ -96,7 +96,7 @@ class Hello(Message):
     attention: AttentionFacts | None
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """Gateway to worker: accepted; the worker's data thread dials `data_endpoint`."""
 
     life: int
@@ -104,20 +104,20 @@ class Welcome(Message):
     heartbeat_s: float
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """Gateway to worker: not accepted, and why."""
 
     reason: str
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     """Worker to gateway and back, every `heartbeat_s`: alive; workers add their counters."""
 
     life: int
     counters: dict[str, float]
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True):
     """Worker to gateway: leaves on purpose. Gateway to worker: leave."""
 
     reason: str
@@ -126,13 +126,13 @@ class Goodbye(Message):
 # --- data channel between gateway and workers -----------------------------------------------------------------------
 
 
-class Join(Message):
+class Join(Message, frozen=True):
     """Data thread to gateway: its first message, so that the gateway can address it."""
 
     life: int
 
 
-class AttentionAssign(Message):
+class AttentionAssign(Message, frozen=True):
     """Gateway to attention worker: allocate `num_blocks` blocks for these heads; answered by `Ready`."""
 
     life: int
@@ -146,7 +146,7 @@ class AttentionAssign(Message):
     wire_dtype: Dtype
 
 
-class ShardAddress(Record):
+class ShardAddress(Record, frozen=True):
     """One attention worker as compute workers see it."""
 
     name: str
@@ -154,14 +154,14 @@ class ShardAddress(Record):
     heads: tuple[HeadRange, ...]
 
 
-class GroupAddress(Record):
+class GroupAddress(Record, frozen=True):
     """The shards of one group; together they hold all heads of every call."""
 
     group: int
     shards: tuple[ShardAddress, ...]
 
 
-class ComputeAssign(Message):
+class ComputeAssign(Message, frozen=True):
     """Gateway to compute worker: the groups to link to; also starts `session`. Answered by `Ready`."""
 
     life: int
@@ -171,7 +171,7 @@ class ComputeAssign(Message):
     block_size: int
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """Worker to gateway: what was assigned is in place (for a compute worker: in `session`)."""
 
     life: int
@@ -191,7 +191,7 @@ class SegmentKind(IntEnum):
     """Append nothing; attend to what is stored (another group's part of a long sequence)."""
 
 
-class Segment(Record):
+class Segment(Record, frozen=True):
     """Consecutive rows of one sequence in one step.
 
     `blocks` of the message's block-table part start at `first_block` and hold `num_blocks` numbers. The token at
@@ -222,7 +222,7 @@ class Segment(Record):
         return self.kind is SegmentKind.DECODE or self.num_stored > 0
 
 
-class BlockCopy(Record):
+class BlockCopy(Record, frozen=True):
     """Copy one whole block of a group before call 0 of the step."""
 
     group: int
@@ -230,7 +230,7 @@ class BlockCopy(Record):
     target: int
 
 
-class Sample(Record):
+class Sample(Record, frozen=True):
     """Draw one token from one row's logits. Several samples may name one row."""
 
     row: int
@@ -246,7 +246,7 @@ class Sample(Record):
     """Version of the `SamplerState` that the draw needs; 0: none."""
 
 
-class SamplerState(Record):
+class SamplerState(Record, frozen=True):
     """What a draw needs of a sequence's past, as of `version`."""
 
     sequence: int
@@ -255,7 +255,7 @@ class SamplerState(Record):
     output_tokens: tuple[int, ...]
 
 
-class Previous(Record):
+class Previous(Record, frozen=True):
     """The token of `row` is the one that sample number `sample` of the lane's preceding step `step` will draw."""
 
     row: int
@@ -263,7 +263,7 @@ class Previous(Record):
     sample: int
 
 
-class Step(Message):
+class Step(Message, frozen=True):
     """Gateway to compute worker: one forward pass over one lane's rows.
 
     Rows are the segments' rows in the order listed. Parts: token ids int32 [T], block tables int32 [N].
@@ -281,14 +281,14 @@ class Step(Message):
     parts: tuple[Part, ...]
 
 
-class TopLogprob(Record):
+class TopLogprob(Record, frozen=True):
     """A token and its natural-log probability."""
 
     token: int
     logprob: float
 
 
-class Drawn(Record):
+class Drawn(Record, frozen=True):
     """The outcome of one `Sample`."""
 
     sequence: int
@@ -297,7 +297,7 @@ class Drawn(Record):
     top: tuple[TopLogprob, ...]
 
 
-class StepTimes(Record):
+class StepTimes(Record, frozen=True):
     """Seconds of one lane-step: slices, attention (as the workers report it) and the wait that was not hidden."""
 
     compute_s: float
@@ -306,7 +306,7 @@ class StepTimes(Record):
     total_s: float
 
 
-class StepDone(Message):
+class StepDone(Message, frozen=True):
     """Compute worker to gateway: every write of the step is acknowledged; `drawn` in the order of its samples."""
 
     life: int
@@ -317,7 +317,7 @@ class StepDone(Message):
     times: StepTimes
 
 
-class NeedState(Message):
+class NeedState(Message, frozen=True):
     """Compute worker to gateway: send the step again with the `SamplerState` of these sequences."""
 
     life: int
@@ -327,7 +327,7 @@ class NeedState(Message):
     sequences: tuple[int, ...]
 
 
-class StepFailed(Message):
+class StepFailed(Message, frozen=True):
     """Compute worker to gateway, or attention worker to compute worker: the step can't be done."""
 
     life: int
@@ -337,7 +337,7 @@ class StepFailed(Message):
     reason: str
 
 
-class AbortStep(Message):
+class AbortStep(Message, frozen=True):
     """Drop a step: gateway to compute worker, which passes it on to the attention workers involved."""
 
     life: int
@@ -346,7 +346,7 @@ class AbortStep(Message):
     lane: int
 
 
-class StepAborted(Message):
+class StepAborted(Message, frozen=True):
     """Answer to `AbortStep`: nothing of the step will be written any more."""
 
     life: int
@@ -355,7 +355,7 @@ class StepAborted(Message):
     lane: int
 
 
-class Fence(Message):
+class Fence(Message, frozen=True):
     """Gateway to attention worker: end every session of `compute` up to and including `session`."""
 
     life: int
@@ -363,7 +363,7 @@ class Fence(Message):
     session: int
 
 
-class Fenced(Message):
+class Fenced(Message, frozen=True):
     """Attention worker to gateway: the fenced sessions can write nothing any more."""
 
     life: int
@@ -371,7 +371,7 @@ class Fenced(Message):
     session: int
 
 
-class NewSession(Message):
+class NewSession(Message, frozen=True):
     """Gateway to compute worker: the session before was fenced; drop its steps and answer `Ready`."""
 
     life: int
@@ -381,7 +381,7 @@ class NewSession(Message):
 # --- link: compute worker and attention worker ---------------------------------------------------------------------
 
 
-class BeginStep(Message):
+class BeginStep(Message, frozen=True):
     """Compute worker to attention worker, once per step: what the rows of all calls will mean.
 
     *Stored rows* count over the segments that store, *query rows* over those that are answered, both in the order
@@ -397,7 +397,7 @@ class BeginStep(Message):
     parts: tuple[Part, ...]
 
 
-class Piece(Message):
+class Piece(Message, frozen=True):
     """Compute worker to attention worker: rows of one call.
 
     A request has all query rows and the stored rows among them, and is answered by `Answer`; a one-way piece has
@@ -417,7 +417,7 @@ class Piece(Message):
     parts: tuple[Part, ...]
 
 
-class EndStep(Message):
+class EndStep(Message, frozen=True):
     """Compute worker to attention worker: the step had `num_pieces` pieces; answered by `StepWritten`."""
 
     life: int
@@ -427,7 +427,7 @@ class EndStep(Message):
     num_pieces: int
 
 
-class Answer(Message):
+class Answer(Message, frozen=True):
     """Attention worker to compute worker. Parts: o [M, H, Dv] in the wire dtype, LSE fp32 [M - lse_from, H]."""
 
     life: int
@@ -439,7 +439,7 @@ class Answer(Message):
     parts: tuple[Part, ...]
 
 
-class PieceWritten(Message):
+class PieceWritten(Message, frozen=True):
     """Attention worker to compute worker: a one-way piece is written; returns its credit."""
 
     life: int
@@ -449,7 +449,7 @@ class PieceWritten(Message):
     call: int
 
 
-class StepWritten(Message):
+class StepWritten(Message, frozen=True):
     """Attention worker to compute worker: all pieces of the step arrived and are written on the device."""
 
     life: int
@@ -461,14 +461,14 @@ class StepWritten(Message):
 # --- clients ---------------------------------------------------------------------------------------------------------
 
 
-class ChatMessage(Record):
+class ChatMessage(Record, frozen=True):
     """One turn of a conversation."""
 
     role: str
     content: str
 
 
-class SamplingParams(Record):
+class SamplingParams(Record, frozen=True):
     """How tokens are drawn and when to stop."""
 
     max_tokens: int | None = None
@@ -481,7 +481,7 @@ class SamplingParams(Record):
     ignore_eos: bool = False
 
 
-class Generate(Message):
+class Generate(Message, frozen=True):
     """Client to gateway: exactly one of `prompt`, `prompt_tokens` and `messages`."""
 
     request: str
@@ -492,13 +492,13 @@ class Generate(Message):
     params: SamplingParams
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     """Client to gateway: forget a request; unknown ones are fine."""
 
     request: str
 
 
-class TokenLogprob(Record):
+class TokenLogprob(Record, frozen=True):
     """One generated token with its log-probability and the most likely alternatives."""
 
     token: int
@@ -506,7 +506,7 @@ class TokenLogprob(Record):
     top: tuple[TopLogprob, ...]
 
 
-class Usage(Record):
+class Usage(Record, frozen=True):
     """Tokens of one request."""
 
     prompt_tokens: int
@@ -514,7 +514,7 @@ class Usage(Record):
     completion_tokens: int
 
 
-class Delta(Message):
+class Delta(Message, frozen=True):
     """Gateway to client: new text and tokens of a request; the last one has a reason and the usage."""
 
     request: str
@@ -526,7 +526,7 @@ class Delta(Message):
     usage: Usage | None
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """Gateway to client: the request ends with one clear error."""
 
     request: str
@@ -536,13 +536,13 @@ class Failed(Message):
     reason: str
 
 
-class GetStatus(Message):
+class GetStatus(Message, frozen=True):
     """Client to gateway."""
 
     request: str
 
 
-class Status(Message):
+class Status(Message, frozen=True):
     """Gateway to client: the whole stack as plain data (`pannier status --json`)."""
 
     request: str

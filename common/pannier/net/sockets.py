@@ -1,0 +1,117 @@
+"""The only place where ZeroMQ sockets are made."""
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import zmq
+
+from pannier.net.errors import Exposed, NetError, PortBusy
+
+S = TypeVar("S", bound="zmq.Socket[Any]")
+
+
+@dataclass(frozen=True)
+class SocketOptions:
+    """What may differ from socket to socket; everything else is the same for all."""
+
+    queue: int = 64
+    """High-water mark in messages, each way."""
+    max_bytes: int = 64 << 20
+    """A larger frame ends the connection before memory is taken for it."""
+    insecure: bool = False
+    """Whether addresses that other hosts can reach are allowed."""
+
+
+def bind(
+    context: "zmq.Context[S]", kind: int, endpoint: str, options: SocketOptions = SocketOptions()
+) -> tuple[S, str]:
+    """Bind first, publish afterwards: the socket and its real endpoint (port 0 becomes the port it got).
+
+    Raises `PortBusy`, `Exposed`, or `NetError` for an address that can't be bound.
+    """
+    _check_exposure(endpoint, options)
+    _remove_stale_socket_file(endpoint)
+    socket = _make(context, kind, options)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        if error.errno == zmq.EADDRINUSE:
+            raise PortBusy(f"{endpoint} is in use by another process; stop it or choose another address") from error
+        raise NetError(f"can't listen on {endpoint}: {error.strerror}") from error
+    return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def connect(
+    context: "zmq.Context[S]",
+    kind: int,
+    endpoint: str,
+    options: SocketOptions = SocketOptions(),
+    identity: bytes | None = None,
+) -> S:
+    """A socket that dials `endpoint`, now and again whenever the connection is lost."""
+    _check_exposure(endpoint, options)
+    socket = _make(context, kind, options)
+    if identity is not None:
+        socket.setsockopt(zmq.IDENTITY, identity)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise NetError(f"can't connect to {endpoint}: {error.strerror}") from error
+    return socket
+
+
+def _make(context: "zmq.Context[S]", kind: int, options: SocketOptions) -> S:
+    socket: S = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, options.queue)
+    socket.setsockopt(zmq.RCVHWM, options.queue)
+    socket.setsockopt(zmq.MAXMSGSIZE, options.max_bytes)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    if kind == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted worker has its old name
+    return socket
+
+
+def _check_exposure(endpoint: str, options: SocketOptions) -> None:
+    scheme, _, address = endpoint.partition("://")
+    if scheme in ("ipc", "inproc") or options.insecure:
+        return
+    if scheme != "tcp" or ":" not in address:
+        raise NetError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
+    if not _is_loopback(address.rpartition(":")[0]):
+        raise Exposed(
+            f"{endpoint} can be reached from other hosts, and the traffic is neither encrypted nor authenticated; "
+            "use a loopback address, or allow it with insecure on a network that is private"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _remove_stale_socket_file(endpoint: str) -> None:
+    """libzmq unlinks a socket file that exists, also when a live process listens there; ask first."""
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint or path.startswith("@") or not os.path.exists(path):
+        return
+    import socket as plain
+
+    with plain.socket(plain.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            os.unlink(path)
+        else:
+            raise PortBusy(f"{endpoint} is in use by another process; stop it or choose another address")

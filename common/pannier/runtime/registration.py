@@ -1,0 +1,74 @@
+"""A worker's side of the control channel: hello, welcome, then heartbeats until one of the two leaves."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import structlog
+import zmq.asyncio
+
+from pannier.net import Connection, SocketOptions
+from pannier.runtime.errors import GatewayLost, NotAccepted
+from pannier.runtime.tasks import first_end
+from pannier.wire import GatewayToWorker
+from pannier.wire import messages as m
+
+LOST_AFTER = 10
+"""Heartbeats of the gateway that may be missing before it counts as lost."""
+PATIENCE_S = 10.0
+"""How often a worker says in the log that it waits for a gateway."""
+log = structlog.get_logger()
+
+
+class Registration:
+    """One worker's standing with its gateway."""
+
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str, hello: m.Hello, options: SocketOptions) -> None:
+        self.hello = hello
+        self._endpoint = endpoint
+        self._connection: Connection[GatewayToWorker] = Connection(
+            context, GatewayToWorker, endpoint, hello.name.encode(), options
+        )
+        self._incoming: AsyncIterator[tuple[GatewayToWorker, memoryview]] = aiter(self._connection)
+
+    async def register(self) -> m.Welcome:
+        """Say hello and wait for the gateway, however long it takes to appear. Raises `NotAccepted`."""
+        await self._connection.send(self.hello)
+        waiting = asyncio.ensure_future(anext(self._incoming))
+        while not (await asyncio.wait([waiting], timeout=PATIENCE_S))[0]:
+            log.info("waiting for a gateway", endpoint=self._endpoint)
+        match waiting.result()[0]:
+            case m.Welcome() as welcome:
+                return welcome
+            case m.Refused(reason=reason):
+                raise NotAccepted(reason)
+            case other:
+                raise NotAccepted(f"the gateway answered a hello with {type(other).__name__}")
+
+    async def keep_alive(self, welcome: m.Welcome, counters: Callable[[], dict[str, float]]) -> None:
+        """Exchange heartbeats until the gateway says goodbye. Raises `GatewayLost`, `NotAccepted`."""
+        self._last_seen = time.monotonic()
+        await first_end(self._beat(welcome, counters), self._listen())
+
+    async def leave(self, reason: str) -> None:
+        """Tell the gateway that this worker goes on purpose."""
+        await self._connection.send(m.Goodbye(reason))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    async def _beat(self, welcome: m.Welcome, counters: Callable[[], dict[str, float]]) -> None:
+        while time.monotonic() - self._last_seen < LOST_AFTER * welcome.heartbeat_s:
+            await self._connection.send(m.Heartbeat(welcome.life, counters()))
+            await asyncio.sleep(welcome.heartbeat_s)
+        raise GatewayLost(f"the gateway at {self._endpoint} has been silent for {LOST_AFTER} heartbeats")
+
+    async def _listen(self) -> None:
+        async for message, _ in self._incoming:
+            self._last_seen = time.monotonic()
+            match message:
+                case m.Goodbye():
+                    return
+                case m.Refused(reason=reason):
+                    raise NotAccepted(reason)

@@ -1,0 +1,55 @@
+"""Torch tensors to payload frames and back. Only workers import this; clients have no torch."""
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from pannier.wire.codec import Buffer, encode
+from pannier.wire.dtypes import Dtype
+from pannier.wire.messages import Message
+from pannier.wire.parts import Part, lay_out, payload_bytes
+
+TORCH_DTYPES = {
+    Dtype.FLOAT32: torch.float32,
+    Dtype.BFLOAT16: torch.bfloat16,
+    Dtype.FLOAT16: torch.float16,
+    Dtype.FLOAT8_E4M3: torch.float8_e4m3fn,
+    Dtype.INT8: torch.int8,
+    Dtype.INT32: torch.int32,
+}
+WIRE_DTYPES = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
+
+
+def encode_with(message: Message, tensors: Sequence[torch.Tensor]) -> list[Buffer]:
+    """Frames of `message` with `tensors` as its parts."""
+    if not tensors:
+        return encode(message)
+    parts, payload = pack(tensors)
+    return encode(msgspec.structs.replace(message, parts=parts), payload)
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Part, ...], memoryview]:
+    """Parts and payload frame of tensors on any device; strided ones are made contiguous in the same copy."""
+    parts = lay_out([(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors])
+    frame = torch.empty(payload_bytes(parts), dtype=torch.uint8)
+    for part, tensor in zip(parts, tensors, strict=True):
+        _view(frame, part).copy_(tensor)
+    return parts, frame.numpy().data
+
+
+def unpack(parts: Sequence[Part], payload: memoryview) -> list[torch.Tensor]:
+    """Views of a payload frame on the CPU, valid as long as they live; copied once if the frame is badly aligned.
+
+    Small frames are slices of the receive buffer and start at odd addresses, where not every processor loads.
+    """
+    if not payload:
+        return [torch.empty(part.shape, dtype=TORCH_DTYPES[part.dtype]) for part in parts]
+    frame = torch.frombuffer(payload, dtype=torch.uint8)
+    if frame.data_ptr() % max(part.dtype.itemsize for part in parts):
+        frame = frame.clone()
+    return [_view(frame, part) for part in parts]
+
+
+def _view(frame: torch.Tensor, part: Part) -> torch.Tensor:
+    return frame[part.offset : part.offset + part.nbytes].view(TORCH_DTYPES[part.dtype]).view(part.shape)

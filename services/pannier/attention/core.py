@@ -1,0 +1,172 @@
+"""What an attention worker does with each message. No sockets, no clocks: messages in, replies out.
+
+Frames may arrive in any order, since a link may have several flows. A lane's next step begins only when the step
+before it is complete; what belongs to a later step waits. What belongs to a step that is over, to a session that
+was fenced, or to another gateway's life is dropped and counted.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias, assert_never
+
+import torch
+
+from pannier.attention.shard import MakeCache, Shard, ShardStep
+from pannier.ops.kv_cache import KVCache
+from pannier.wire import AttentionToCompute, ComputeToAttention, WireError
+from pannier.wire import messages as m
+
+Tensors: TypeAlias = list[torch.Tensor]
+Reply: TypeAlias = tuple[AttentionToCompute, Tensors]
+
+
+@dataclass
+class Lane:
+    """One lane of one compute worker: at most one step under way, and what came early."""
+
+    step: int = -1
+    """Number of the step under way, or of the last one that is over."""
+    running: ShardStep | None = None
+    pieces: int = 0
+    expected_pieces: int | None = None
+    early: dict[int, list[tuple[ComputeToAttention, Tensors]]] = field(default_factory=lambda: defaultdict(list))
+
+
+@dataclass
+class Session:
+    """A compute worker's present session and its lanes."""
+
+    number: int
+    lanes: dict[int, Lane] = field(default_factory=lambda: defaultdict(Lane))
+
+
+class AttentionCore:
+    """State of one attention worker: its shard, and where every compute worker's lanes stand."""
+
+    def __init__(self, device: torch.device, make_cache: MakeCache = KVCache) -> None:
+        self.device = device
+        self.shard: Shard | None = None
+        self.counters: Counter[str] = Counter()
+        self._make_cache = make_cache
+        self._sessions: dict[str, Session] = {}
+        self._fenced: dict[str, int] = defaultdict(int)
+
+    def assign(self, assign: m.AttentionAssign) -> None:
+        """Allocate the blocks; everything of a former assignment is gone."""
+        self.shard = None  # give the memory back before asking for it again
+        self._sessions.clear()
+        self._fenced.clear()
+        self.shard = Shard(assign, self.device, self._make_cache)
+
+    def fence(self, fence: m.Fence) -> m.Fenced:
+        """End the sessions of a compute worker: from now on none of them can write."""
+        self._fenced[fence.compute] = max(self._fenced[fence.compute], fence.session)
+        session = self._sessions.get(fence.compute)
+        if session is not None and session.number <= fence.session:
+            del self._sessions[fence.compute]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # launched writes land before the blocks are given to others
+        return m.Fenced(fence.life, fence.compute, fence.session)
+
+    def receive(self, compute: str, message: ComputeToAttention, tensors: Tensors) -> Iterable[Reply]:
+        """Replies to one message of a compute worker, in order."""
+        lane = self._lane(compute, message)
+        if lane is None:
+            self.counters["stale_frames"] += 1
+            return
+        try:
+            yield from self._receive_in_lane(lane, message, tensors)
+        except WireError as error:
+            yield from self._fail(lane, message, str(error))
+        except torch.OutOfMemoryError as error:
+            yield from self._fail(lane, message, f"out of memory on {self.device}: {error}")
+
+    def _lane(self, compute: str, message: ComputeToAttention) -> Lane | None:
+        """The lane that a message belongs to; None if it comes from the past or from a stranger."""
+        if self.shard is None or message.life != self.shard.assign.life or message.session <= self._fenced[compute]:
+            return None
+        session = self._sessions.get(compute)
+        if session is None or message.session > session.number:
+            session = self._sessions[compute] = Session(message.session)
+        if message.session < session.number:
+            return None
+        lane = session.lanes[message.lane]
+        over = message.step < lane.step or (message.step == lane.step and lane.running is None)
+        return None if over and not isinstance(message, m.AbortStep) else lane
+
+    def _receive_in_lane(self, lane: Lane, message: ComputeToAttention, tensors: Tensors) -> Iterable[Reply]:
+        if isinstance(message, m.AbortStep):
+            yield from self._abort(lane, message)
+        elif lane.running is not None and message.step == lane.step:
+            yield from self._work(lane, lane.running, message, tensors)
+        elif isinstance(message, m.BeginStep) and lane.running is None:
+            yield from self._begin(lane, message, tensors)
+        else:
+            lane.early[message.step].append((message, tensors))
+
+    def _begin(self, lane: Lane, begin: m.BeginStep, tensors: Tensors) -> Iterable[Reply]:
+        assert self.shard is not None
+        lane.step, lane.pieces, lane.expected_pieces = begin.step, 0, None
+        lane.running = self.shard.begin(begin, tensors[0].tolist())
+        for message, early_tensors in lane.early.pop(begin.step, ()):
+            yield from self._work(lane, lane.running, message, early_tensors)
+
+    def _work(
+        self, lane: Lane, running: ShardStep, message: ComputeToAttention, tensors: Tensors
+    ) -> Iterable[Reply]:
+        match message:
+            case m.Piece():
+                yield self._piece(running, message, tensors)
+                lane.pieces += 1
+            case m.EndStep():
+                lane.expected_pieces = message.num_pieces
+            case m.BeginStep() | m.AbortStep():
+                raise WireError(f"step {message.step} began twice")
+            case _:
+                assert_never(message)
+        if lane.pieces == lane.expected_pieces:
+            yield from self._complete(lane, message)
+
+    def _piece(self, running: ShardStep, piece: m.Piece, tensors: Tensors) -> Reply:
+        if not running.call_exists(piece.call) or len(tensors) != 2 + piece.is_request:
+            raise WireError(f"a piece of call {piece.call} with {len(tensors)} parts")
+        *queries, k, v = tensors
+        running.store(piece.call, piece.first_stored_row, k, v)
+        if not queries:
+            return m.PieceWritten(piece.life, piece.session, piece.step, piece.lane, piece.call), []
+        answer, seconds = running.attend(piece.call, queries[0], piece.lse_from)
+        return m.Answer(piece.life, piece.session, piece.step, piece.lane, piece.call, seconds, ()), answer
+
+    def _complete(self, lane: Lane, message: ComputeToAttention) -> Iterable[Reply]:
+        """The step is over: acknowledge it once the device has written it, then begin what came early."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        lane.running = None
+        self.counters["steps"] += 1
+        yield m.StepWritten(message.life, message.session, message.step, message.lane), []
+        yield from self._begin_early(lane)
+
+    def _begin_early(self, lane: Lane) -> Iterable[Reply]:
+        for step in sorted(lane.early):
+            for place, (message, tensors) in enumerate(lane.early[step]):
+                if isinstance(message, m.BeginStep):
+                    del lane.early[step][place]
+                    yield from self._begin(lane, message, tensors)
+                    return
+
+    def _abort(self, lane: Lane, message: ComputeToAttention) -> Iterable[Reply]:
+        if message.step > lane.step and lane.running is not None:
+            raise WireError(f"step {message.step} is aborted while step {lane.step} is under way")
+        lane.early.pop(message.step, None)
+        if message.step >= lane.step:
+            lane.step, lane.running = message.step, None
+        yield m.StepAborted(message.life, message.session, message.step, message.lane), []
+        if lane.running is None:
+            yield from self._begin_early(lane)
+
+    def _fail(self, lane: Lane, message: ComputeToAttention, reason: str) -> Iterable[Reply]:
+        """Say why, and forget the step as if it had been aborted."""
+        self.counters["failed_steps"] += 1
+        lane.step, lane.running = message.step, None
+        yield m.StepFailed(message.life, message.session, message.step, message.lane, reason), []

@@ -1,0 +1,47 @@
+"""An attention worker as a process."""
+
+import torch
+
+from pannier.attention.core import AttentionCore
+from pannier.attention.worker import AttentionWorker
+from pannier.runtime.config import AttentionConfig
+from pannier.runtime.machine import kv_memory, native_dtypes, open_device, read_bandwidth
+from pannier.runtime.service import in_thread, run_service
+from pannier.runtime.worker_service import DataContext, Facts, Worker, WorkerService
+from pannier.wire import messages as m
+
+
+def run(config: AttentionConfig) -> int:
+    """Serve until told to stop; the process's exit code."""
+    return run_service(AttentionService(config))
+
+
+class AttentionService(WorkerService):
+    """One attention worker."""
+
+    role = "attention"
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(config)
+        self._config = config
+
+    async def prepare(self, context: DataContext) -> tuple[Worker, Facts]:
+        """Bind, then measure the device. Raises `DeviceError`, `PortBusy`."""
+        config = self._config
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        device = open_device(config.device)
+        worker = AttentionWorker(context, config.name, AttentionCore(device), config.listen, self.options)
+        facts = await in_thread(attention_facts, device, config.memory, worker.endpoint)
+        return worker, Facts(attention=facts)
+
+
+def attention_facts(device: torch.device, memory: int | None, endpoint: str) -> m.AttentionFacts:
+    """What a worker on this device brings; `memory` None is a share of what is free. Raises `DeviceError`."""
+    return m.AttentionFacts(
+        device=str(device),
+        memory_bytes=kv_memory(device, memory),
+        bandwidth=read_bandwidth(device),
+        dtypes=native_dtypes(device),
+        endpoint=endpoint,
+    )

@@ -1,0 +1,123 @@
+"""The attention worker's data thread: receive, kernel, send. Plain blocking code that owns every data socket."""
+
+import zmq
+
+from pannier.attention.core import AttentionCore
+from pannier.net import SocketOptions, bind, connect
+from pannier.net.errors import PeerGone
+from pannier.net.outbox import Frames, Outbox
+from pannier.runtime.threads import StopSignal
+from pannier.wire import ComputeToAttention, Decoder, GatewayToWorkerData, WireError, encode
+from pannier.wire import messages as m
+from pannier.wire.tensors import encode_with, unpack
+
+RETRY_MS = 2
+"""How soon a full queue is tried again."""
+BATCH = 64
+"""Messages taken from one socket before the others are looked at."""
+
+
+class AttentionWorker:
+    """Serves compute workers on `endpoint` and obeys the gateway. `loop` is its data thread."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        name: str,
+        core: AttentionCore,
+        endpoint: str,
+        options: SocketOptions,
+    ) -> None:
+        self.core = core
+        self._context = context
+        self._name = name
+        self._options = options
+        self._links, self.endpoint = bind(context, zmq.ROUTER, endpoint, options)
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._link_decoder: Decoder[ComputeToAttention] = Decoder(ComputeToAttention)
+        self._gateway_decoder: Decoder[GatewayToWorkerData] = Decoder(GatewayToWorkerData)
+
+    def join(self, welcome: m.Welcome) -> None:
+        """Dial the gateway that has welcomed this worker."""
+        self._gateway = connect(
+            self._context, zmq.DEALER, welcome.data_endpoint, self._options, identity=self._name.encode()
+        )
+        self._to_gateway = Outbox(lambda frames: self._gateway.send_multipart(frames, zmq.NOBLOCK, copy=False))
+        self._to_gateway.put(encode(m.Join(welcome.life)))
+
+    def loop(self, stop: StopSignal) -> None:
+        """Serve until told to stop; closes what `join` opened."""
+        poller = zmq.Poller()
+        for readable in (self._links, self._gateway, stop):
+            poller.register(readable, zmq.POLLIN)
+        try:
+            while not stop.is_set():
+                ready = dict(poller.poll(RETRY_MS if self._outboxes or len(self._to_gateway) else None))
+                if self._gateway in ready:
+                    self._obey_gateway()
+                if self._links in ready:
+                    self._serve_links()
+                self._flush()
+        finally:
+            self._gateway.close()
+
+    def counters(self) -> dict[str, float]:
+        """What the gateway shows of this worker."""
+        return {name: float(count) for name, count in self.core.counters.items()}
+
+    def close(self) -> None:
+        """Close the socket for links; what waits for peers is dropped."""
+        self._outboxes.clear()
+        self._links.close()
+
+    def _obey_gateway(self) -> None:
+        message, _ = self._gateway_decoder.decode(self._gateway.recv_multipart())
+        match message:
+            case m.AttentionAssign():
+                self.core.assign(message)
+                self._to_gateway.put(encode(m.Ready(message.life, 0, "")))
+            case m.Fence():
+                self._to_gateway.put(encode(self.core.fence(message)))
+            case _:
+                raise WireError(f"an attention worker has no use for {type(message).__name__}")
+
+    def _serve_links(self) -> None:
+        for _ in range(BATCH):
+            try:
+                peer, *frames = self._links.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._serve(peer.bytes, [frame.buffer for frame in frames])
+
+    def _serve(self, peer: bytes, frames: Frames) -> None:
+        try:
+            message, payload = self._link_decoder.decode(frames)
+        except WireError:
+            self.core.counters["refused_frames"] += 1
+            return
+        tensors = unpack(getattr(message, "parts", ()), payload)
+        for reply, answer in self.core.receive(peer.decode(), message, tensors):
+            self._send(peer, encode_with(reply, answer))
+
+    def _send(self, peer: bytes, frames: Frames) -> None:
+        outbox = self._outboxes.get(peer)
+        if outbox is None:
+            outbox = self._outboxes[peer] = Outbox(
+                lambda waiting: self._links.send_multipart([peer, *waiting], zmq.NOBLOCK, copy=False)
+            )
+        try:
+            outbox.put(frames)
+        except PeerGone:
+            self.core.counters["answers_to_lost_peers"] += 1
+        if not len(outbox):
+            del self._outboxes[peer]
+
+    def _flush(self) -> None:
+        self._to_gateway.flush()
+        for peer, outbox in list(self._outboxes.items()):
+            try:
+                done = outbox.flush()
+            except PeerGone:
+                done = True
+            if done:
+                del self._outboxes[peer]

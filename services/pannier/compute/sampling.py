@@ -1,0 +1,47 @@
+"""From logits to tokens: greedy and temperature, with log-probabilities."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pannier.wire import messages as m
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: spreads neighbouring seeds and positions apart
+
+
+def draw(logits: torch.Tensor, samples: Sequence[m.Sample]) -> tuple[torch.Tensor, tuple[m.Drawn, ...]]:
+    """Draw sample i from logits [i, V].
+
+    Returns the tokens int64 [samples] on the logits' device, and what is reported of them. Log-probabilities are
+    those of the model itself, before temperature. A draw is a function of seed and position only.
+    """
+    logits = logits.float()
+    tokens = logits.argmax(-1)
+    for i, sample in enumerate(samples):
+        if sample.temperature > 0:
+            tokens[i] = _race(logits[i] / sample.temperature, sample)
+    return tokens, _report(logits, tokens, samples)
+
+
+def _race(logits: torch.Tensor, sample: m.Sample) -> torch.Tensor:
+    """The token whose exponential clock rings first: drawn with the softmax's probabilities."""
+    generator = torch.Generator().manual_seed((sample.seed * _GOLDEN + sample.position) % 2**63)
+    clocks = torch.empty(logits.shape[-1]).exponential_(generator=generator)
+    return (logits - clocks.log().to(logits.device)).argmax(-1)
+
+
+def _report(logits: torch.Tensor, tokens: torch.Tensor, samples: Sequence[m.Sample]) -> tuple[m.Drawn, ...]:
+    wanted = [i for i, sample in enumerate(samples) if sample.top_logprobs >= 0]
+    logprobs = dict(zip(wanted, logits[wanted].log_softmax(-1), strict=True)) if wanted else {}
+    return tuple(
+        _drawn(sample.sequence, token, logprobs.get(i), sample.top_logprobs)
+        for i, (sample, token) in enumerate(zip(samples, tokens.tolist(), strict=True))
+    )
+
+
+def _drawn(sequence: int, token: int, logprobs: torch.Tensor | None, num_top: int) -> m.Drawn:
+    if logprobs is None:
+        return m.Drawn(sequence, token, None, ())
+    values, indices = logprobs.topk(min(num_top, logprobs.shape[-1]))
+    top = tuple(m.TopLogprob(*pair) for pair in zip(indices.tolist(), values.tolist(), strict=True))
+    return m.Drawn(sequence, token, float(logprobs[token]), top)

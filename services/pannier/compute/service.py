@@ -1,0 +1,102 @@
+"""A compute worker as a process."""
+
+import structlog
+import torch
+
+from pannier.compute.link import LocalAttention
+from pannier.compute.worker import ComputeWorker
+from pannier.runtime.config import ComputeConfig
+from pannier.runtime.errors import ModelError
+from pannier.runtime.machine import native_dtypes, open_device
+from pannier.runtime.model_source import ModelSource, resolve
+from pannier.runtime.random_models import build
+from pannier.runtime.service import in_thread, run_service
+from pannier.runtime.worker_service import DataContext, Facts, Worker, WorkerService
+from pannier.slicer import CannotLoad, CannotSlice, SlicedModel, load, slice_model
+from pannier.wire import Dtype
+from pannier.wire import messages as m
+from pannier.wire.tensors import TORCH_DTYPES, WIRE_DTYPES
+
+log = structlog.get_logger()
+
+LocalPart = tuple[LocalAttention, m.AttentionFacts]
+
+
+def run(config: ComputeConfig, local: LocalPart | None = None) -> int:
+    """Run until told to stop; the process's exit code. With `local`, attention runs in this process too."""
+    return run_service(ComputeService(config, local))
+
+
+class ComputeService(WorkerService):
+    """One compute worker."""
+
+    role = "compute"
+
+    def __init__(self, config: ComputeConfig, local: LocalPart | None = None) -> None:
+        super().__init__(config)
+        self._config = config
+        self._local = local
+
+    async def prepare(self, context: DataContext) -> tuple[Worker, Facts]:
+        """Load and slice the model. Raises `ModelError`, `DeviceError`."""
+        config = self._config
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        source = resolve(config.model)
+        model = await in_thread(load_model, config, source)
+        core, attention = self._local or (None, None)
+        worker = ComputeWorker(context, config.name, model, config.lanes, self.options, core)
+        return worker, Facts(compute_facts(config, source, model), attention)
+
+
+def load_model(config: ComputeConfig, source: ModelSource) -> SlicedModel:
+    """The sliced model on its device, with progress in the log. Raises `ModelError`, `DeviceError`."""
+    device = open_device(config.device)
+    dtype = _dtype(config, device)
+    length, cache_dir = config.max_model_len, config.cache_dir
+    try:
+        if source.path is not None:
+            return load(
+                source.path, dtype=dtype, device=device, max_model_len=length, cache_dir=cache_dir, progress=_say
+            )
+        assert source.shape is not None
+        _say(f"drawing random weights for {source.name}")
+        model = build(source.shape, source.seed, dtype)
+        torch.nn.Module.to(model, device)  # transformers' own annotation of `to` loses torch's overloads
+        return slice_model(model, max_model_len=length, cache_dir=cache_dir)
+    except (CannotLoad, CannotSlice, ValueError) as error:
+        raise ModelError(str(error)) from error
+
+
+def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel) -> m.ComputeFacts:
+    """The model's geometry and how it runs here."""
+    return m.ComputeFacts(
+        model=source.name,
+        digest=source.digest,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        wire_dtype=WIRE_DTYPES[model.dtype],
+        lanes=config.lanes,
+        calls=tuple(
+            m.CallGeometry(c.q_heads, c.kv_heads, c.k_size, c.v_size, c.scale, c.window, c.softcap)
+            for c in model.calls
+        ),
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        weight_bytes=sum({w.data_ptr(): w.nbytes for w in model.weights.values()}.values()),
+    )
+
+
+def _say(step: str) -> None:
+    log.info("loading", step=step)
+
+
+def _dtype(config: ComputeConfig, device: torch.device) -> torch.dtype:
+    """What was asked for; else bfloat16 where the device computes it natively, then float16, then float32."""
+    if config.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        return dtype
+    native = native_dtypes(device)
+    chosen = next(d for d in (Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT32) if d in native)
+    log.info("dtype chosen", dtype=chosen.name.lower(), native=[d.name.lower() for d in native])
+    return TORCH_DTYPES[chosen]

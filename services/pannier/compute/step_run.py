@@ -1,0 +1,139 @@
+"""One step of one lane under way: the slices, and what happens at every attention call between them."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pannier.compute.rows import GroupRows, chunk_lengths, positions_of
+from pannier.compute.sampling import draw
+from pannier.compute.share import Share
+from pannier.ops.chunk_attention import chunk_attention
+from pannier.ops.merge_partials import merge_partials, merge_sinks
+from pannier.slicer import Attend, SlicedModel
+from pannier.wire import messages as m
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step has drawn: for the lane's next step (on the device), and for the gateway."""
+
+    tokens: torch.Tensor
+    drawn: tuple[m.Drawn, ...]
+
+
+class StepRun:
+    """A step that runs: `going` yields whenever it can't go on before something arrives.
+
+    It returns the outcome, by when every write of the step is acknowledged; or None once the step is aborted, by when
+    nothing of it will be written any more.
+    """
+
+    def __init__(
+        self, model: SlicedModel, step: m.Step, token_ids: torch.Tensor, groups: Sequence[tuple[GroupRows, list[Share]]]
+    ) -> None:
+        self.step = step
+        self.shares = {share.link.name: share for _, shares in groups for share in shares}
+        self._model = model
+        self._ids = token_ids
+        self._groups = groups
+        self._chunks = chunk_lengths(step.segments)
+        self._first_chunk_row = len(token_ids) - sum(self._chunks)
+        self.going: Generator[None, None, Outcome | None] = self._run()
+
+    def abort(self) -> None:
+        """From here on only have every worker drop the step."""
+        self.going.close()
+        self.going = self._abort()
+
+    def _run(self) -> Generator[None, None, Outcome]:
+        for share in self.shares.values():
+            share.begin(self.step.copies)
+        rows = sorted({sample.row for sample in self.step.samples})
+        logits = yield from self._forward(rows)
+        places = torch.tensor([rows.index(sample.row) for sample in self.step.samples], dtype=torch.int64)
+        outcome = Outcome(*draw(logits[places.to(logits.device)], self.step.samples))
+        for share in self.shares.values():
+            share.end()
+        while not all(share.written for share in self.shares.values()):
+            yield
+        return outcome
+
+    def _abort(self) -> Generator[None, None, None]:
+        for share in self.shares.values():
+            share.abort()
+        while not all(share.aborted for share in self.shares.values()):
+            yield
+
+    def _forward(self, rows: list[int]) -> Generator[None, None, torch.Tensor]:
+        device = self._model.device
+        positions = torch.tensor(positions_of(self.step.segments), dtype=torch.int64, device=device)
+        forward = self._model.run(self._ids, positions, torch.tensor(rows, dtype=torch.int64, device=device))
+        ask = next(forward)
+        while True:
+            output = yield from self._attend(ask)
+            try:
+                ask = forward.send(output)
+            except StopIteration as end:
+                logits: torch.Tensor = end.value
+                return logits
+
+    def _attend(self, ask: Attend) -> Generator[None, None, torch.Tensor]:
+        """Attention output [T, H, Dv] of one call: the chunks' own part here, the rest from the workers."""
+        call, sinks = ask.call.index, self._model.sinks(ask.call)
+        for rows, shares in self._groups:
+            for share in shares:
+                share.request(call, ask.q, ask.k, ask.v, 0 if sinks is not None else rows.num_decode)
+        own = self._attend_inside_chunks(ask)
+        for share in self.shares.values():
+            yield from share.ship(call, ask.k, ask.v)
+        while any(share.waiting for share in self.shares.values()):
+            yield
+        answers = [(rows, *_join_heads(shares)) for rows, shares in self._groups if rows.num_queries]
+        if own is None and sinks is None and len(answers) == 1 and not self._chunks:
+            return answers[0][1].to(self._model.device)
+        return self._merge(ask, own, answers, sinks)
+
+    def _attend_inside_chunks(self, ask: Attend) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if not self._chunks:
+            return None
+        start, call = self._first_chunk_row, ask.call
+        return chunk_attention(
+            ask.q[start:],
+            ask.k[start:],
+            ask.v[start:],
+            self._chunks,
+            scale=call.scale,
+            window=call.window,
+            softcap=call.softcap,
+        )
+
+    def _merge(
+        self,
+        ask: Attend,
+        own: tuple[torch.Tensor, torch.Tensor] | None,
+        answers: Sequence[tuple[GroupRows, torch.Tensor, torch.Tensor]],
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        num_rows, num_heads, _ = ask.q.shape
+        o = ask.q.new_zeros(num_rows, num_heads, ask.v.shape[-1], dtype=torch.float32)
+        lse = o.new_full((num_rows, num_heads), -torch.inf)
+        if own is not None:
+            o[self._first_chunk_row :], lse[self._first_chunk_row :] = own
+        for rows, answer, answer_lse in answers:
+            # Rows without a log-sum-exp have no other part: any finite weight makes the answer their whole.
+            alone = answer_lse.new_zeros(len(answer) - len(answer_lse), num_heads)
+            part = (answer.to(o.device, o.dtype), torch.cat([alone, answer_lse]).to(o.device))
+            o[rows.queries], lse[rows.queries] = merge_partials(o[rows.queries], lse[rows.queries], *part)
+        if sinks is not None:
+            o, lse = merge_sinks(o, lse, sinks)
+        return o.to(self._model.dtype)
+
+
+def _join_heads(shares: Sequence[Share]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The shards' answers side by side: o [M, H, Dv] and LSE [M - lse_from, H] of all heads."""
+    answers = [share.take_answer() for share in shares]
+    if len(answers) == 1:
+        o, lse = answers[0]
+        return o, lse
+    return torch.cat([o for o, _ in answers], 1), torch.cat([lse for _, lse in answers], 1)

@@ -1,0 +1,125 @@
+"""The compute worker's step thread: plain blocking code that owns every data socket and resumes the lane that is ready."""
+
+import time
+
+import torch
+import zmq
+
+from pannier.compute.core import ComputeCore
+from pannier.compute.link import InProcessLink, Link, LocalAttention, ZmqLink
+from pannier.net import SocketOptions, connect
+from pannier.net.outbox import Outbox
+from pannier.runtime.threads import StopSignal
+from pannier.slicer import SlicedModel
+from pannier.wire import Decoder, GatewayToWorkerData, WireError, WorkerToGatewayData, encode
+from pannier.wire import messages as m
+from pannier.wire.tensors import unpack
+
+RETRY_MS = 2
+"""How soon a full queue is tried again."""
+
+
+class ComputeWorker:
+    """The sockets around a `ComputeCore`. `loop` is the step thread."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        name: str,
+        model: SlicedModel,
+        num_lanes: int,
+        options: SocketOptions,
+        local: LocalAttention | None = None,
+    ) -> None:
+        self.core = ComputeCore(model, num_lanes, self._connect_link, self._reply)
+        self._context = context
+        self._name = name
+        self._options = options
+        self._local = local
+        self._decoder: Decoder[GatewayToWorkerData] = Decoder(GatewayToWorkerData)
+        self._poller = zmq.Poller()
+
+    def join(self, welcome: m.Welcome) -> None:
+        """Dial the gateway that has welcomed this worker."""
+        self._gateway = connect(
+            self._context, zmq.DEALER, welcome.data_endpoint, self._options, identity=self._name.encode()
+        )
+        self._to_gateway = Outbox(lambda frames: self._gateway.send_multipart(frames, zmq.NOBLOCK, copy=False))
+        self._reply(m.Join(welcome.life))
+
+    def loop(self, stop: StopSignal) -> None:
+        """Run steps until told to stop; closes what `join` opened."""
+        self._poller.register(self._gateway, zmq.POLLIN)
+        self._poller.register(stop, zmq.POLLIN)
+        try:
+            with torch.inference_mode():
+                while not stop.is_set():
+                    self._wait(can_go_on=self.core.advance())
+                    self._receive_from_links()
+                    self._receive_from_gateway()
+        finally:
+            self.core.close()
+            self._gateway.close()
+
+    def counters(self) -> dict[str, float]:
+        """What the gateway shows of this worker."""
+        local = self._local.counters if self._local is not None else {}
+        return {name: float(count) for name, count in {**local, **self.core.counters}.items()}
+
+    def close(self) -> None:
+        """Nothing is open outside `loop`."""
+
+    def _wait(self, can_go_on: bool) -> None:
+        """Wait until something arrives, unless a lane can go on without; the time counts as idle."""
+        flushed = [queue.flush() for queue in (self._to_gateway, *self.core.links.values())]
+        if can_go_on:
+            return
+        started = time.perf_counter()
+        self._poller.poll(None if all(flushed) else RETRY_MS)
+        self.core.idle_s += time.perf_counter() - started
+
+    def _receive_from_links(self) -> None:
+        for link in list(self.core.links.values()):
+            while (received := link.receive()) is not None:
+                self.core.receive(link, *received)
+
+    def _receive_from_gateway(self) -> None:
+        while True:
+            try:
+                frames = self._gateway.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            message, payload = self._decoder.decode([frame.buffer for frame in frames])
+            self._obey(message, payload)
+
+    def _obey(self, message: GatewayToWorkerData, payload: memoryview) -> None:
+        match message:
+            case m.AttentionAssign() if self._local is not None:
+                self._local.assign(message)
+                self._reply(m.Ready(message.life, 0, "in-process"))
+            case m.Fence() if self._local is not None:
+                self._reply(self._local.fence(message))
+            case m.AttentionAssign() | m.Fence():
+                raise WireError("this compute worker holds no KV blocks")
+            case m.ComputeAssign():
+                self._forget_links()
+                self.core.obey(message, [])
+            case _:
+                self.core.obey(message, unpack(getattr(message, "parts", ()), payload))
+
+    def _forget_links(self) -> None:
+        for link in self.core.links.values():
+            if link.socket is not None:
+                self._poller.unregister(link.socket)
+
+    def _reply(self, message: WorkerToGatewayData) -> None:
+        self._to_gateway.put(encode(message))
+
+    def _connect_link(self, address: m.ShardAddress) -> Link:
+        if not address.endpoint:
+            if self._local is None:
+                raise WireError("a link within this process needs attention in it")
+            return InProcessLink(self._name, address.name, self._local)
+        link = ZmqLink(self._context, self._name, address, self._options)
+        self._poller.register(link.socket, zmq.POLLIN)
+        return link

@@ -1,0 +1,209 @@
+"""The workers a gateway knows: what each brought, where it stands, and what it is to be told. No I/O."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count
+
+from pannier.runtime.errors import ConfigError, NotAccepted
+from pannier.scheduler import AttentionOffer, PlacementError, form_groups
+from pannier.wire import Dtype
+from pannier.wire import messages as m
+
+
+class Standing(StrEnum):
+    """Where a worker stands with its gateway."""
+
+    REGISTERED = "registered"
+    """Said hello; its data thread has not joined."""
+    JOINED = "joined"
+    """Can be given something to do."""
+    STARTING = "starting"
+    """Was told what to do, and is not ready."""
+    READY = "ready"
+    FENCING = "fencing"
+    """Its session ends: attention workers have yet to say that nothing of it can be written."""
+    LOST = "lost"
+    """Silent; it may come back, into a new session."""
+
+
+@dataclass
+class AttentionEntry:
+    """One attention worker."""
+
+    hello: m.Hello
+    facts: m.AttentionFacts
+    last_seen: float
+    standing: Standing = Standing.REGISTERED
+    assign: m.AttentionAssign | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class ComputeEntry:
+    """One compute worker. Its lanes have numbers of their own among all lanes."""
+
+    hello: m.Hello
+    facts: m.ComputeFacts
+    last_seen: float
+    first_lane: int
+    standing: Standing = Standing.REGISTERED
+    session: int = 0
+    leaves: bool = False
+    """Once fenced it is forgotten (its process has ended), not restarted."""
+    alive: bool = True
+    """False while nothing is heard of it."""
+    detail: str = ""
+    fences: set[str] = field(default_factory=set)
+    """Attention workers that have yet to acknowledge the end of the session."""
+    counters: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> range:
+        """Numbers of its lanes in the scheduler."""
+        return range(self.first_lane, self.first_lane + self.facts.lanes)
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """What the gateway expects of its workers."""
+
+    life: int
+    model: str
+    digest: str
+    compute_workers: int
+    attention_workers: int
+    block_size: int
+    kv_dtype: Dtype | None
+    """None: the wire dtype of the compute workers."""
+    heads_split: tuple[int, ...] | None
+    max_batch_tokens: int
+
+
+class Fleet:
+    """All workers, and the groups that attention workers form."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self.config = config
+        self.compute: dict[str, ComputeEntry] = {}
+        self.attention: dict[str, AttentionEntry] = {}
+        self._next_lane = count()
+        self._next_group = count()
+
+    def accept(self, hello: m.Hello, now: float) -> None:
+        """Take a worker in, or take it back after a restart. Raises `NotAccepted` with the reason."""
+        if hello.protocol != m.PROTOCOL:
+            raise NotAccepted(f"{hello.name} speaks protocol {hello.protocol}; this gateway speaks {m.PROTOCOL}")
+        if hello.compute is not None:
+            self._check_model(hello.name, hello.compute)
+            lanes = [next(self._next_lane) for _ in range(hello.compute.lanes)]
+            self.compute[hello.name] = ComputeEntry(hello, hello.compute, now, lanes[0])
+        if hello.attention is not None:
+            self.attention[hello.name] = AttentionEntry(hello, hello.attention, now)
+
+    def _check_model(self, name: str, facts: m.ComputeFacts) -> None:
+        if facts.digest != self.config.digest:
+            raise NotAccepted(
+                f"{name} serves {facts.model} ({facts.digest[:12]}), but this gateway serves "
+                f"{self.config.model} ({self.config.digest[:12]}): give both the same model"
+            )
+        others = [entry.facts for other, entry in self.compute.items() if other != name]
+        if any((other.calls, other.wire_dtype) != (facts.calls, facts.wire_dtype) for other in others):
+            raise NotAccepted(f"{name} runs {facts.dtype}, and the other compute workers do not: choose one dtype")
+
+    def knows(self, name: str) -> bool:
+        """Whether a worker of that name is registered."""
+        return name in self.compute or name in self.attention
+
+    def computes_lane(self, lane: int) -> ComputeEntry:
+        """The compute worker that a lane belongs to."""
+        return next(entry for entry in self.compute.values() if lane in entry.lanes)
+
+    def open_lanes(self) -> list[int]:
+        """Lanes whose compute worker can take a step now."""
+        return [lane for e in self.compute.values() if e.standing is Standing.READY for lane in e.lanes]
+
+    def group_members(self, group: int) -> list[AttentionEntry]:
+        """The attention workers of a group."""
+        return [e for e in self.attention.values() if e.assign is not None and e.assign.group == group]
+
+    def seen(self, name: str, counters: dict[str, float], now: float) -> None:
+        """Note a sign of life."""
+        for entry in (self.compute.get(name), self.attention.get(name)):
+            if entry is not None:
+                entry.last_seen, entry.counters = now, counters
+
+    def silent(self, since: float) -> list[str]:
+        """Names of workers not seen since then, those excepted of which that is known."""
+        compute = {name for name, entry in self.compute.items() if entry.last_seen < since and entry.alive}
+        return sorted(compute | {name for name, entry in self.attention.items() if entry.last_seen < since})
+
+    def joined(self, name: str) -> None:
+        """A worker's data thread can be reached from now on."""
+        for entry in (self.compute.get(name), self.attention.get(name)):
+            if entry is not None:
+                entry.standing = Standing.JOINED
+
+    def new_groups(self) -> list[tuple[str, m.AttentionAssign]]:
+        """What attention workers that belong to no group are told, once there are enough of them.
+
+        Raises `ConfigError` if they can't hold the model's cache.
+        """
+        free = {name: e for name, e in self.attention.items() if e.standing is Standing.JOINED}
+        facts = next((e.facts for e in self.compute.values() if e.standing is not Standing.REGISTERED), None)
+        if facts is None or len(free) < self.config.attention_workers:
+            return []
+        kv_dtype = self.config.kv_dtype or facts.wire_dtype
+        offers = [AttentionOffer(name, e.facts.memory_bytes, e.facts.bandwidth) for name, e in sorted(free.items())]
+        split = self.config.heads_split
+        try:
+            plans = form_groups(
+                offers,
+                facts.calls,
+                block_size=self.config.block_size,
+                itemsize=kv_dtype.itemsize,
+                split=",".join(map(str, split)) if split else None,
+            )
+        except PlacementError as error:
+            raise ConfigError(str(error)) from error
+        assigns = []
+        for plan in plans:
+            group = next(self._next_group)
+            for number, shard in enumerate(plan.shards):
+                assign = m.AttentionAssign(
+                    life=self.config.life,
+                    group=group,
+                    shard=number,
+                    calls=facts.calls,
+                    heads=shard.heads,
+                    num_blocks=plan.num_blocks,
+                    block_size=self.config.block_size,
+                    kv_dtype=kv_dtype,
+                    wire_dtype=facts.wire_dtype,
+                )
+                entry = self.attention[shard.worker]
+                entry.assign, entry.standing = assign, Standing.STARTING
+                assigns.append((shard.worker, assign))
+        return assigns
+
+    def ready_groups(self) -> dict[int, int]:
+        """Groups all of whose shards are ready, and their blocks."""
+        shards = [(e.assign, e.standing) for e in self.attention.values() if e.assign is not None]
+        waiting = {assign.group for assign, standing in shards if standing is not Standing.READY}
+        return {assign.group: assign.num_blocks for assign, _ in shards if assign.group not in waiting}
+
+    def compute_assign(self, name: str) -> m.ComputeAssign:
+        """What a compute worker is told as its present session begins: every group that is ready."""
+        return m.ComputeAssign(
+            life=self.config.life,
+            session=self.compute[name].session,
+            groups=tuple(self._address(group) for group in sorted(self.ready_groups())),
+            max_batch_tokens=self.config.max_batch_tokens,
+            block_size=self.config.block_size,
+        )
+
+    def _address(self, group: int) -> m.GroupAddress:
+        members = [(e.assign, e) for e in self.group_members(group) if e.assign is not None]
+        members.sort(key=lambda member: member[0].shard)
+        return m.GroupAddress(
+            group, tuple(m.ShardAddress(e.hello.name, e.facts.endpoint, assign.heads) for assign, e in members)
+        )
