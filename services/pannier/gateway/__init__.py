@@ -1,0 +1,1 @@
+"""The process that owns requests: admission, text, scheduling, streaming."""

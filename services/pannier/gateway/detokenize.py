@@ -1,0 +1,102 @@
+"""From token ids to text while they come, one at a time."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+REPLACEMENT = "\ufffd"
+"""What a decoder writes for bytes that are no character, or not one yet."""
+
+PROMPT_TAIL = 8
+"""Tokens of the prompt that fix how the output begins: more than the 4 bytes of the longest character."""
+
+
+class Pieces:
+    """A tokenizer's tokens as pieces of text. Special and unknown tokens, and those in `silent`, have none."""
+
+    def __init__(self, tokenizer: "Tokenizer", silent: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        special = (token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
+        self._silent = frozenset(special) | frozenset(silent)
+        self._bytes = _byte_tokens(tokenizer)
+
+    def has_text(self, token: int) -> bool:
+        """Whether the token can add to the text. A model's vocabulary may be larger than its tokenizer's."""
+        return token not in self._silent and self._tokenizer.id_to_token(token) is not None
+
+    def is_byte(self, token: int) -> bool:
+        """Whether the token is one raw byte, whose text depends on all bytes next to it."""
+        return token in self._bytes
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens that all have text."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def tail(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt's last tokens with text, never from the middle of a run of byte tokens."""
+        tokens: list[int] = []
+        for token in reversed(prompt):
+            if len(tokens) >= PROMPT_TAIL and not self.is_byte(tokens[-1]):
+                break
+            if self.has_text(token):
+                tokens.append(token)
+        return tokens[::-1]
+
+
+class IncrementalDetokenizer:
+    """The text of one request's output, as far as no later token can change it.
+
+    What `push` and `flush` return, joined, is what decoding the prompt with the whole output adds to the decoded
+    prompt. A character that the prompt leaves unfinished belongs to the output.
+
+    Decoders treat their first token differently (a leading space is dropped), so the tokens since the last known
+    boundary are always decoded behind the tokens before it.
+    """
+
+    def __init__(self, pieces: Pieces, prompt: Sequence[int] = ()) -> None:
+        self._pieces = pieces
+        self._context = pieces.tail(prompt)
+        self._pending: list[int] = []
+        self._shown = len(pieces.decode(self._context).rstrip(REPLACEMENT))  # characters of context and pending
+
+    def push(self, token: int) -> str:
+        """Take the next token; return the text that is now certain."""
+        if not self._pieces.has_text(token):
+            return ""
+        self._pending.append(token)
+        text = self._pieces.decode(self._context + self._pending)
+        certain = self._num_certain(text)
+        delta = text[self._shown : certain]
+        if delta and certain == len(text):
+            self._move_boundary()
+        else:
+            self._shown += len(delta)
+        return delta
+
+    def flush(self) -> str:
+        """The text that was held back; nothing comes after it."""
+        text = self._pieces.decode(self._context + self._pending)
+        delta = text[self._shown :]
+        self._shown += len(delta)
+        return delta
+
+    def _num_certain(self, text: str) -> int:
+        # One bad byte spoils a whole run of byte tokens, so a run is certain when it has ended. Other decoders
+        # write one replacement for the last bytes while these may still become a character.
+        if self._pieces.is_byte(self._pending[-1]):
+            return self._shown
+        return len(text.removesuffix(REPLACEMENT))
+
+    def _move_boundary(self) -> None:
+        self._context, self._pending = self._pending, []
+        self._shown = len(self._pieces.decode(self._context))
+
+
+def _byte_tokens(tokenizer: "Tokenizer") -> frozenset[int]:
+    """Tokens of the form <0xE2> if this tokenizer's decoder reads them as bytes."""
+    if tokenizer.decoder is None or tokenizer.decoder.decode(["<0x41>"]) != "A":
+        return frozenset()
+    tokens = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(token for token in tokens if token is not None)

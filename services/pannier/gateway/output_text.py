@@ -1,0 +1,68 @@
+"""What a client sees of one request's output: text, and with it the tokens that it comes from."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pannier.gateway.detokenize import IncrementalDetokenizer
+from pannier.gateway.stop_strings import StopStrings
+from pannier.wire.messages import Drawn
+
+
+@dataclass(frozen=True)
+class Released:
+    """New text and the tokens that go out with it, in order."""
+
+    text: str
+    drawn: tuple[Drawn, ...]
+
+
+class OutputText:
+    """Turns drawn tokens into text up to a stop string. Without a detokenizer there is no text.
+
+    A token goes out with the first character at or after the place where its text begins; one whose text would all
+    lie behind the cut never does. Where no stop string can cut, no token waits.
+
+    Attributes:
+        num_kept: tokens released so far; after a stop string all that the kept text needs.
+    """
+
+    def __init__(self, detokenizer: IncrementalDetokenizer | None, stop: Sequence[str] = ()) -> None:
+        if stop and detokenizer is None:
+            raise ValueError("stop strings need a tokenizer")
+        self._detokenizer = detokenizer
+        self._stop = StopStrings(stop) if stop else None
+        self._waiting: deque[tuple[int, Drawn]] = deque()  # where the token's text begins, in characters
+        self._num_read = 0  # characters that the detokenizer gave
+        self._num_shown = 0  # characters that were released
+        self.num_kept = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found; tokens after it are not part of the output."""
+        return self._stop is not None and self._stop.matched
+
+    def push(self, drawn: Drawn) -> Released:
+        """Take the next token; return what can be shown now."""
+        self._waiting.append((self._num_read, drawn))
+        return self._release(self._detokenizer.push(drawn.token) if self._detokenizer else "")
+
+    def finish(self) -> Released:
+        """No more tokens: everything that was held back, which may still hold a stop string."""
+        released = self._release(self._detokenizer.flush() if self._detokenizer else "")
+        if self.stopped:
+            return released
+        held = self._stop.flush() if self._stop else ""
+        return Released(released.text + held, released.drawn + self._take(len(self._waiting)))
+
+    def _release(self, text: str) -> Released:
+        self._num_read += len(text)
+        if self._stop is None:
+            return Released(text, self._take(len(self._waiting)))
+        shown = self._stop.push(text)
+        self._num_shown += len(shown)
+        return Released(shown, self._take(sum(start < self._num_shown for start, _ in self._waiting)))
+
+    def _take(self, count: int) -> tuple[Drawn, ...]:
+        self.num_kept += count
+        return tuple(self._waiting.popleft()[1] for _ in range(count))
