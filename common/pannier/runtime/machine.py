@@ -39,7 +39,7 @@ def kv_memory(device: torch.device, wanted: int | None) -> int:
         return int(free * _KV_SHARE[device.type])
     if wanted > free:
         raise DeviceError(f"{device} has {free >> 20} MiB free, less than the {wanted >> 20} MiB wanted for KV blocks")
-    return wanted
+    return int(wanted)
 
 
 def read_bandwidth(device: torch.device) -> float:

@@ -21,6 +21,7 @@ import structlog
 
 from pannier.net import NetError
 from pannier.runtime.errors import PannierError
+from pannier.runtime.signals import StopRequests
 
 T = TypeVar("T")
 DRAIN_S = 30.0
@@ -98,7 +99,7 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _live(service: Service) -> int:
-    signals = _Signals()
+    signals = StopRequests()
     try:
         try:
             return await _start_and_run(service, signals)
@@ -121,7 +122,7 @@ def _last_words(service: Service, reason: str) -> None:
     print(f"pannier: {who}: {reason}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-async def _start_and_run(service: Service, signals: "_Signals") -> int:
+async def _start_and_run(service: Service, signals: StopRequests) -> int:
     if await _until(service.startup(), signals.first):
         return 0
     running = asyncio.create_task(service.run())
@@ -135,7 +136,7 @@ async def _start_and_run(service: Service, signals: "_Signals") -> int:
         await _cancel(running)
 
 
-async def _drain(service: Service, running: asyncio.Task[None], signals: "_Signals") -> int:
+async def _drain(service: Service, running: asyncio.Task[None], signals: StopRequests) -> int:
     log.info("draining", signal=signals.first.result().name, deadline_s=DRAIN_S)
     draining = asyncio.create_task(service.drain())
     try:
@@ -167,20 +168,3 @@ async def _until(work: Coroutine[Any, Any, None], stop: asyncio.Future[signal.Si
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait((task,))
-
-
-class _Signals:
-    """The first and the second request to stop."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.first: asyncio.Future[signal.Signals] = loop.create_future()
-        self.second: asyncio.Future[signal.Signals] = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._arrived, number)
-
-    def _arrived(self, number: signal.Signals) -> None:
-        for future in (self.first, self.second):
-            if not future.done():
-                future.set_result(number)
-                return

@@ -37,7 +37,8 @@ class StopSignal:
 class Loop(Protocol):
     """What a data thread runs: blocking until the signal is set; it closes what it opened."""
 
-    def __call__(self, stop: StopSignal) -> None: ...
+    def __call__(self, stop: StopSignal) -> None:
+        """Work until `stop` is set."""
 
 
 class DataThread:
@@ -67,7 +68,7 @@ class DataThread:
     def _run(self) -> None:
         try:
             self._loop(self._stop)
-        except BaseException as error:  # handed to whoever awaits the thread
+        except BaseException as error:  # noqa: BLE001  # handed to whoever awaits the thread
             self._done.set_exception(error)
         else:
             self._done.set_result(None)

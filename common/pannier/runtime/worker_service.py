@@ -78,7 +78,9 @@ class WorkerService(ABC):
 
     async def run(self) -> None:
         """Work until the gateway says goodbye. Raises what ends the data thread, `GatewayLost` or `NotAccepted`."""
-        assert self._registration is not None and self._worker is not None and self._thread is not None
+        assert self._registration is not None
+        assert self._worker is not None
+        assert self._thread is not None
         await first_end(
             self._registration.keep_alive(self._welcome, self._worker.counters),
             self._thread.wait(),

@@ -10,7 +10,7 @@ import torch
 
 from pannier.compute.link import Link, Tensors
 from pannier.compute.rows import GroupRows, group_rows
-from pannier.compute.share import Share, ShardFailed
+from pannier.compute.share import ShardFailed, Share
 from pannier.compute.step_run import Outcome, StepRun
 from pannier.net.errors import PeerGone
 from pannier.slicer import SlicedModel

@@ -1,4 +1,4 @@
-"""The compute worker's step thread: plain blocking code that owns every data socket and resumes the lane that is ready."""
+"""The compute worker's step thread: blocking code that owns every data socket and resumes whichever lane is ready."""
 
 import time
 
@@ -71,7 +71,7 @@ class ComputeWorker:
 
     def _wait(self, can_go_on: bool) -> None:
         """Wait until something arrives, unless a lane can go on without; the time counts as idle."""
-        flushed = [queue.flush() for queue in (self._to_gateway, *self.core.links.values())]
+        flushed = [self._to_gateway.flush(), *[link.flush() for link in self.core.links.values()]]
         if can_go_on:
             return
         started = time.perf_counter()

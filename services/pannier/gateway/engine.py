@@ -72,10 +72,6 @@ class Engine:
         self.deliver(outputs)
         self.pump()
 
-    def fail(self, failed: m.StepFailed) -> None:
-        """A step can't be done: its requests end with an error. The session is to be fenced by then."""
-        self.deliver(self.scheduler.fail(failed.step, failed.reason))
-
     def deliver(self, outputs: list[Output]) -> None:
         """Turn what sequences have drawn into text, and send it."""
         for output in outputs:

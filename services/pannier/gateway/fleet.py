@@ -55,6 +55,8 @@ class ComputeEntry:
     detail: str = ""
     fences: set[str] = field(default_factory=set)
     """Attention workers that have yet to acknowledge the end of the session."""
+    failed: m.StepFailed | None = None
+    """The step for which the session ends."""
     counters: dict[str, float] = field(default_factory=dict)
 
     @property

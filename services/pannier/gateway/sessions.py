@@ -66,6 +66,11 @@ class Sessions:
             self._tell(attention, m.Fence(self._fleet.config.life, name, compute.session))
         self._end_if_fenced(compute)
 
+    def failed(self, compute: ComputeEntry, failed: m.StepFailed) -> None:
+        """A step can't be done: its requests end with an error, once nothing of it can be written any more."""
+        compute.failed = failed
+        self.fence(compute)
+
     def fenced(self, name: str, fenced: m.Fenced) -> None:
         """An attention worker has acknowledged a fence."""
         compute = self._fleet.compute.get(fenced.compute)
@@ -131,6 +136,9 @@ class Sessions:
 
     def _end(self, compute: ComputeEntry) -> None:
         """Nothing of the session can be written any more: its steps are dropped, and what comes next begins."""
+        if compute.failed is not None:
+            self._deliver(self._scheduler().fail(compute.failed.step, compute.failed.reason))
+            compute.failed = None
         for lane in compute.lanes:
             if lane in self._scheduler().lanes:
                 self._scheduler().remove_lane(lane)

@@ -1,6 +1,7 @@
 """Live requests: who asked, and what has gone out to them."""
 
-from dataclasses import dataclass, field
+import asyncio
+from dataclasses import dataclass
 
 from pannier.gateway.output_text import OutputText, Released
 from pannier.wire import messages as m
@@ -15,7 +16,8 @@ class Stream:
     sequence: int
     output: OutputText
     prompt_tokens: int
-    num_sent: int = field(default=0)
+    num_sent: int = 0
+    """Tokens."""
 
     def delta(self, released: Released, finish_reason: str | None) -> m.Delta | None:
         """What the client is sent; None when there is nothing new."""
@@ -42,12 +44,19 @@ class Streams:
     def __init__(self) -> None:
         self._by_sequence: dict[int, Stream] = {}
         self._by_request: dict[tuple[bytes, str], Stream] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def until_empty(self) -> None:
+        """Wait until no request is live."""
+        await self._empty.wait()
 
     def __len__(self) -> int:
         return len(self._by_sequence)
 
     def open(self, stream: Stream) -> None:
         """Add a stream."""
+        self._empty.clear()
         self._by_sequence[stream.sequence] = self._by_request[stream.peer, stream.request] = stream
 
     def of_sequence(self, sequence: int) -> Stream | None:
@@ -62,3 +71,5 @@ class Streams:
         """Forget a stream; again is fine."""
         self._by_sequence.pop(stream.sequence, None)
         self._by_request.pop((stream.peer, stream.request), None)
+        if not self._by_sequence:
+            self._empty.set()

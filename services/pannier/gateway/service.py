@@ -1,0 +1,285 @@
+"""The gateway as a process: three sockets around an engine.
+
+`control` knows who is there, `data` carries steps, `clients` carries requests. Each has one task that receives.
+"""
+
+import asyncio
+import secrets
+import time
+
+import structlog
+import zmq.asyncio
+
+from pannier.gateway.admission import Admission
+from pannier.gateway.engine import Engine
+from pannier.gateway.fleet import Fleet, FleetConfig, Standing
+from pannier.gateway.sessions import Sessions
+from pannier.gateway.status import status
+from pannier.gateway.text import Text
+from pannier.net import PeerGone, Server, SocketOptions
+from pannier.runtime.config import GatewayConfig
+from pannier.runtime.errors import NotAccepted
+from pannier.runtime.model_source import resolve
+from pannier.runtime.service import in_thread, run_service
+from pannier.runtime.tasks import first_end
+from pannier.scheduler import Output, Scheduler, SchedulerConfig
+from pannier.wire import (
+    Buffer,
+    ClientToGateway,
+    Dtype,
+    GatewayToClient,
+    GatewayToWorkerData,
+    WorkerToGateway,
+    WorkerToGatewayData,
+)
+from pannier.wire import messages as m
+
+SILENT_AFTER = 10
+"""Heartbeats that may be missing before a worker counts as lost."""
+MAX_CONTROL_BYTES = 16 << 20
+MAX_DATA_BYTES = 256 << 20
+GOODBYE_S = 0.02
+KV_DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16, "auto": None}
+log = structlog.get_logger()
+
+
+def run(config: GatewayConfig) -> int:
+    """Serve until told to stop; the process's exit code."""
+    return run_service(GatewayService(config))
+
+
+class GatewayService:
+    """The sockets of one gateway and what moves between them."""
+
+    role = name = "gateway"
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.life = secrets.randbits(62)
+        self.engine: Engine | None = None
+        self.draining = False
+        self._context = zmq.asyncio.Context()
+        self._text: Text | None = None
+        self._returning: dict[str, tuple[bytes, m.Hello]] = {}
+
+    async def startup(self) -> None:
+        """Bind, then load the tokenizer. Raises `ModelError`, `PortBusy`, `Exposed`."""
+        config = self.config
+        control = SocketOptions(config.queue, MAX_CONTROL_BYTES, config.insecure)
+        data = SocketOptions(config.queue, MAX_DATA_BYTES, config.insecure)
+        self.control: Server[WorkerToGateway] = Server(
+            self._context, WorkerToGateway, config.control_endpoint, control
+        )
+        self.data: Server[WorkerToGatewayData] = Server(self._context, WorkerToGatewayData, config.data_endpoint, data)
+        self.clients: Server[ClientToGateway] = Server(self._context, ClientToGateway, config.client_endpoint, control)
+        source = resolve(config.model)
+        if source.path is not None:
+            self._text = await in_thread(Text.load, source.path)
+        self.fleet = Fleet(
+            FleetConfig(
+                life=self.life,
+                model=source.name,
+                digest=source.digest,
+                compute_workers=config.compute_workers,
+                attention_workers=config.attention_workers,
+                block_size=config.block_size,
+                kv_dtype=KV_DTYPES[config.kv_dtype],
+                heads_split=config.heads_split,
+                max_batch_tokens=config.max_batch_tokens,
+            )
+        )
+        self.sessions = Sessions(self.fleet, lambda: self._engine().scheduler, self._tell, self._deliver)
+        log.info("listening", clients=self.clients.endpoint, control=self.control.endpoint, data=self.data.endpoint)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        await first_end(self._serve_control(), self._serve_data(), self._serve_clients(), self._watch())
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait for those that are there."""
+        self.draining = True
+        if self.engine is not None:
+            await self.engine.streams.until_empty()
+
+    async def close(self) -> None:
+        """Say goodbye to the workers and close every socket."""
+        if hasattr(self, "fleet"):
+            for name in {*self.fleet.compute, *self.fleet.attention}:
+                self._say(name, m.Goodbye("the gateway stops"))
+            await asyncio.sleep(GOODBYE_S)  # sockets drop what they hold when closed
+        for server in ("control", "data", "clients"):
+            if hasattr(self, server):
+                await getattr(self, server).close()
+        self._context.term()
+
+    # --- what arrives ----------------------------------------------------------------------------------------------
+
+    async def _serve_control(self) -> None:
+        async for peer, message, _ in self.control:
+            name = peer.decode(errors="replace")
+            match message:
+                case m.Hello():
+                    self._hello(peer, message)
+                case m.Heartbeat():
+                    self._heartbeat(name, message)
+                case m.Goodbye():
+                    self.sessions.lost(name, message.reason, leaves=True)
+                    self._say(name, m.Goodbye("as you wish"))
+                    self._pump()
+
+    async def _serve_data(self) -> None:
+        async for peer, message, _ in self.data:
+            name = peer.decode(errors="replace")
+            if message.life != self.life or not self.fleet.knows(name):
+                log.warning("stale message", worker=name, kind=type(message).__name__)
+                continue
+            self._from_worker(name, message)
+            self._pump()
+
+    def _from_worker(self, name: str, message: WorkerToGatewayData) -> None:
+        match message:
+            case m.Join():
+                self.sessions.joined(name)
+            case m.Ready():
+                self.sessions.ready(name, message)
+            case m.Fenced():
+                self.sessions.fenced(name, message)
+                self._accept_returning()
+            case m.StepDone() | m.StepFailed() | m.NeedState() | m.StepAborted():
+                self._from_step(name, message)
+
+    def _from_step(self, name: str, message: m.StepDone | m.StepFailed | m.NeedState | m.StepAborted) -> None:
+        compute = self.fleet.compute[name]
+        if (compute.standing, compute.session) != (Standing.READY, message.session):
+            log.info("a step of an ended session", worker=name, step=message.step)
+            return
+        match message:
+            case m.StepDone():
+                self._engine().commit(compute.first_lane + message.lane, message)
+            case m.StepFailed():
+                log.error("step failed", worker=name, step=message.step, reason=message.reason)
+                self.sessions.failed(compute, message)
+            case _:
+                log.warning("unexpected", worker=name, kind=type(message).__name__)
+
+    async def _serve_clients(self) -> None:
+        async for peer, message, _ in self.clients:
+            match message:
+                case m.Generate():
+                    self._generate(peer, message)
+                case m.Cancel():
+                    if self.engine is not None:
+                        self.engine.cancel(peer, message.request)
+                case m.GetStatus():
+                    self._send_client(peer, m.Status(message.request, status(self)))
+
+    def _generate(self, peer: bytes, message: m.Generate) -> None:
+        unavailable = "the gateway is stopping" if self.draining else None
+        if self.engine is None or not self.fleet.open_lanes():
+            unavailable = unavailable or "the model is not ready yet; see the status"
+        if unavailable or self.engine is None:
+            self._send_client(peer, m.Failed(message.request, "unavailable", None, unavailable or ""))
+        else:
+            self.engine.generate(peer, message)
+
+    # --- who is there ----------------------------------------------------------------------------------------------
+
+    def _hello(self, peer: bytes, hello: m.Hello) -> None:
+        name = hello.name
+        if peer != name.encode():
+            self._refuse(peer, f"a worker's socket must bear its name, {name!r}")
+            return
+        if self.fleet.knows(name):
+            self.sessions.lost(name, "its process was started again", leaves=True)
+        self._returning[name] = (peer, hello)
+        self._accept_returning()
+
+    def _accept_returning(self) -> None:
+        """Take in workers whose former process, if there was one, is fenced."""
+        for name, (peer, hello) in list(self._returning.items()):
+            if not self.fleet.knows(name):
+                del self._returning[name]
+                self._accept(peer, hello)
+
+    def _accept(self, peer: bytes, hello: m.Hello) -> None:
+        try:
+            self.fleet.accept(hello, time.monotonic())
+        except NotAccepted as error:
+            self._refuse(peer, str(error))
+            return
+        if hello.compute is not None and self.engine is None:
+            self.engine = self._make_engine(hello.compute)
+        self._say(hello.name, m.Welcome(self.life, self.data.endpoint, self.config.heartbeat_s))
+        log.info("worker accepted", worker=hello.name, pid=hello.pid)
+
+    def _refuse(self, peer: bytes, reason: str) -> None:
+        log.warning("worker refused", worker=peer.decode(errors="replace"), reason=reason)
+        self._say(peer.decode(errors="replace"), m.Refused(reason))
+
+    def _heartbeat(self, name: str, beat: m.Heartbeat) -> None:
+        if beat.life != self.life or not self.fleet.knows(name):
+            self._say(name, m.Refused("the gateway has given this worker up, or was started again; start it anew"))
+            return
+        self.fleet.seen(name, beat.counters, time.monotonic())
+        self.sessions.returned(name)
+        self._say(name, m.Heartbeat(self.life, {}))
+
+    async def _watch(self) -> None:
+        """Give up workers that have been silent for too long."""
+        while True:
+            await asyncio.sleep(self.config.heartbeat_s)
+            for name in self.fleet.silent(time.monotonic() - SILENT_AFTER * self.config.heartbeat_s):
+                self.sessions.lost(name, f"silent for {SILENT_AFTER} heartbeats", leaves=False)
+            self._pump()
+
+    # --- what is sent ----------------------------------------------------------------------------------------------
+
+    def _say(self, name: str, message: m.Welcome | m.Refused | m.Heartbeat | m.Goodbye) -> None:
+        try:
+            self.control.send(name.encode(), message)
+        except PeerGone as error:
+            log.info("not told", worker=name, kind=type(message).__name__, reason=str(error))
+
+    def _tell(self, name: str, message: GatewayToWorkerData, payload: Buffer | None = None) -> None:
+        try:
+            self.data.send(name.encode(), message, payload)
+        except PeerGone as error:  # its silence will be noticed
+            log.warning("not told", worker=name, kind=type(message).__name__, reason=str(error))
+
+    def _send_client(self, peer: bytes, message: GatewayToClient) -> None:
+        try:
+            self.clients.send(peer, message)
+        except PeerGone:
+            if isinstance(message, m.Delta):
+                raise
+            log.info("a client left before its answer", kind=type(message).__name__)
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        self._engine().deliver(outputs)
+
+    def _pump(self) -> None:
+        if self.engine is not None:
+            self.engine.pump()
+
+    def _engine(self) -> Engine:
+        assert self.engine is not None, "workers are told nothing before a compute worker is there"
+        return self.engine
+
+    def _make_engine(self, facts: m.ComputeFacts) -> Engine:
+        """What the first compute worker's model allows decides what is admitted. Raises `NotAccepted`."""
+        config = self.config
+        max_model_len = min(facts.max_model_len, config.max_model_len or facts.max_model_len)
+        limits = SchedulerConfig(
+            max_model_len=max_model_len,
+            max_batch_tokens=config.max_batch_tokens,
+            max_sequences=config.max_sequences,
+            max_waiting=config.max_waiting,
+            block_size=config.block_size,
+        )
+        admission = Admission(
+            model=config.served_model_name or facts.model,
+            text=self._text,
+            vocab_size=facts.vocab_size,
+            max_model_len=max_model_len,
+        )
+        return Engine(Scheduler(limits), self.fleet, admission, self._tell, self._send_client)

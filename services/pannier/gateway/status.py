@@ -1,0 +1,125 @@
+"""The whole stack as plain data, for `pannier status` and for whoever waits until it is ready."""
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from pannier.gateway.engine import Engine
+from pannier.gateway.fleet import AttentionEntry, ComputeEntry, Fleet, Standing
+from pannier.wire import messages as m
+
+if TYPE_CHECKING:
+    from pannier.gateway.service import GatewayService
+
+
+def status(service: "GatewayService") -> dict[str, Any]:
+    """Every process with what it runs, and where requests and blocks stand."""
+    fleet, engine = service.fleet, service.engine
+    return {
+        "ready": bool(fleet.open_lanes()) and not service.draining,
+        "model": engine.admission.model if engine is not None else fleet.config.model,
+        "max_model_len": engine.admission.max_model_len if engine is not None else None,
+        "vocab_size": engine.admission.vocab_size if engine is not None else None,
+        "requests": _requests(engine),
+        "groups": _groups(engine),
+        "lanes": _lanes(fleet, engine),
+        "processes": [
+            _gateway(service),
+            *(_compute(entry) for entry in fleet.compute.values()),
+            *(_attention(fleet, entry, engine) for entry in fleet.attention.values()),
+        ],
+    }
+
+
+def _requests(engine: Engine | None) -> dict[str, int]:
+    if engine is None:
+        return {"running": 0, "waiting": 0}
+    return {"running": engine.scheduler.num_running, "waiting": engine.scheduler.num_waiting}
+
+
+def _groups(engine: Engine | None) -> dict[str, dict[str, int]]:
+    pools = engine.scheduler.pools if engine is not None else {}
+    return {
+        str(group): {"used": pool.used, "cached": pool.cached, "free": pool.free, "total": pool.total}
+        for group, pool in pools.items()
+    }
+
+
+def _lanes(fleet: Fleet, engine: Engine | None) -> list[dict[str, Any]]:
+    if engine is None:
+        return []
+    return [
+        {
+            "lane": lane - entry.first_lane,
+            "worker": entry.hello.name,
+            "steps": engine.steps_by_lane[lane],
+            "last_step": _times(engine.last_times.get(lane)),
+        }
+        for entry in fleet.compute.values()
+        for lane in entry.lanes
+    ]
+
+
+def _times(times: m.StepTimes | None) -> dict[str, float] | None:
+    return None if times is None else {name: getattr(times, name) for name in times.__struct_fields__}
+
+
+def _gateway(service: "GatewayService") -> dict[str, Any]:
+    return {
+        "role": "gateway",
+        "name": "gateway",
+        "pid": os.getpid(),
+        "event_loop": type(asyncio.get_running_loop()).__module__,
+        "standing": "draining" if service.draining else "ready",
+        "endpoints": {
+            "clients": service.clients.endpoint,
+            "control": service.control.endpoint,
+            "data": service.data.endpoint,
+        },
+        "refused_frames": service.control.refused_frames + service.data.refused_frames + service.clients.refused_frames,
+    }
+
+
+def _worker(hello: m.Hello, standing: Standing, counters: dict[str, float]) -> dict[str, Any]:
+    return {
+        "name": hello.name,
+        "pid": hello.pid,
+        "host": hello.host,
+        "event_loop": hello.event_loop,
+        "standing": str(standing),
+        "counters": counters,
+    }
+
+
+def _compute(entry: ComputeEntry) -> dict[str, Any]:
+    facts = entry.facts
+    return {
+        "role": "compute",
+        **_worker(entry.hello, entry.standing, entry.counters),
+        "device": facts.device,
+        "model": facts.model,
+        "dtype": facts.dtype,
+        "wire_dtype": facts.wire_dtype.name.lower(),
+        "lanes": facts.lanes,
+        "calls": len(facts.calls),
+        "weight_bytes": facts.weight_bytes,
+        "session": entry.session,
+        "link": entry.detail,
+    }
+
+
+def _attention(fleet: Fleet, entry: AttentionEntry, engine: Engine | None) -> dict[str, Any]:
+    facts, assign = entry.facts, entry.assign
+    return {
+        "role": "attention",
+        **_worker(entry.hello, entry.standing, entry.counters),
+        "device": facts.device,
+        "model": fleet.config.model,
+        "memory_bytes": facts.memory_bytes,
+        "bandwidth": facts.bandwidth,
+        "dtype": assign.kv_dtype.name.lower() if assign is not None else None,
+        "group": assign.group if assign is not None else None,
+        "heads": sorted({(h.start, h.stop) for h in assign.heads}) if assign is not None else [],
+        "blocks": _groups(engine).get(str(assign.group)) if assign is not None else None,
+        "block_size": fleet.config.block_size,
+    }
