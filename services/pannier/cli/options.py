@@ -1,0 +1,17 @@
+"""Options that several commands have."""
+
+from typing import Annotated
+
+import typer
+
+DEFAULT_PORT = 5151
+DEFAULT_ENDPOINT = f"tcp://127.0.0.1:{DEFAULT_PORT}"
+
+Endpoint = Annotated[
+    str, typer.Option(envvar="PANNIER_ENDPOINT", help="Where the gateway listens for clients.", show_default=True)
+]
+Insecure = Annotated[bool, typer.Option(help="Allow addresses on other hosts, in the clear.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate; as many as fit when not given.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Seed = Annotated[int | None, typer.Option(help="Makes the draw repeatable.")]
+Model = Annotated[str | None, typer.Option(help="The name that the stack serves the model under, to be sure.")]

@@ -1,0 +1,139 @@
+"""What `pannier serve` starts: from its options to one configuration per process."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from pannier.runtime.config import AttentionConfig, ComputeConfig, GatewayConfig, load
+from pannier.runtime.errors import ConfigError
+from pannier.runtime.host import host_cores, host_memory
+
+WorkerConfig: TypeAlias = ComputeConfig | AttentionConfig
+MAX_WORKERS = 64
+KV_SHARE = 0.25
+"""Of the host's free memory, for the KV blocks of all attention workers on CPUs together."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of `pannier serve` as they were given; None: not given."""
+
+    model: str
+    served_model_name: str | None = None
+    compute: str = "cpu"
+    attention: str | None = None
+    monolithic: bool = False
+    lanes: int | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    heads_split: str | None = None
+    attention_memory: str | None = None
+    max_batch_tokens: int | None = None
+    max_sequences: int | None = None
+    max_model_len: int | None = None
+    block_size: int | None = None
+    endpoint: str | None = None
+    """Where clients come in; None: a socket in the stack's own folder, for one client."""
+    insecure: bool = False
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One configuration per process."""
+
+    gateway: GatewayConfig
+    workers: tuple[WorkerConfig, ...]
+
+
+def plan(options: ServeOptions, folder: Path) -> Stack:
+    """The stack, talking over sockets in `folder`. Raises `ConfigError` naming what is wrong with an option."""
+    compute = _devices("--compute", options.compute)
+    attention = _attention_devices(options)
+    shared = {
+        "gateway": f"ipc://{folder}/control",
+        "insecure": options.insecure,
+        "threads": max(1, host_cores() // len([*compute, *attention])),
+    }
+    holders = compute if options.monolithic else attention
+    memory = _memory_per_worker(options, holders)
+    workers: list[WorkerConfig] = [
+        *(_compute_worker(options, shared, memory, number, device) for number, device in enumerate(compute)),
+        *(_attention_worker(folder, shared, memory, number, device) for number, device in enumerate(attention)),
+    ]
+    return Stack(_gateway(options, folder, len(compute), len(holders)), tuple(workers))
+
+
+def _gateway(options: ServeOptions, folder: Path, compute_workers: int, attention_workers: int) -> GatewayConfig:
+    flags = {
+        "control_endpoint": f"ipc://{folder}/control",
+        "data_endpoint": f"ipc://{folder}/data",
+        "client_endpoint": options.endpoint or f"ipc://{folder}/clients",
+        "compute_workers": compute_workers,
+        "attention_workers": attention_workers,
+    }
+    same = (
+        "model", "served_model_name", "max_batch_tokens", "max_sequences", "max_model_len", "block_size",
+        "heads_split", "kv_dtype", "insecure",
+    )  # fmt: skip
+    return load(GatewayConfig, flags=flags | _named(options, same))
+
+
+def _compute_worker(
+    options: ServeOptions, shared: Mapping[str, object], memory: str | int | None, number: int, device: str
+) -> ComputeConfig:
+    flags = {
+        **shared,
+        "name": f"compute-{number}",
+        "device": device,
+        "attention_memory": memory if options.monolithic else None,
+    }
+    same = ("model", "dtype", "lanes", "max_model_len", "monolithic")
+    return load(ComputeConfig, flags=flags | _named(options, same))
+
+
+def _attention_worker(
+    folder: Path, shared: Mapping[str, object], memory: str | int | None, number: int, device: str
+) -> AttentionConfig:
+    flags = {
+        **shared,
+        "name": f"attention-{number}",
+        "device": device,
+        "memory": memory,
+        "listen": f"ipc://{folder}/attention-{number}",
+    }
+    return load(AttentionConfig, flags=flags)
+
+
+def _named(options: ServeOptions, names: Iterable[str]) -> dict[str, object]:
+    return {name: getattr(options, name) for name in names}
+
+
+def _attention_devices(options: ServeOptions) -> list[str]:
+    given = options.attention
+    if options.monolithic:
+        if given is not None:
+            raise ConfigError(f"--attention {given} and --monolithic exclude each other: choose where attention runs")
+        return []
+    if given is None:
+        return ["cpu"]
+    if given.isdecimal():
+        if not 1 <= int(given) <= MAX_WORKERS:
+            raise ConfigError(f"--attention is {given}; it must be 1 to {MAX_WORKERS}, or devices such as cpu,cuda:0")
+        return ["cpu"] * int(given)
+    return _devices("--attention", given)
+
+
+def _devices(option: str, given: str) -> list[str]:
+    devices = given.split(",")
+    if not all(re.fullmatch(r"cpu|cuda:\d+", device) for device in devices):
+        raise ConfigError(f"{option} is {given!r}; it must be devices such as cpu or cuda:0,cuda:1")
+    return devices
+
+
+def _memory_per_worker(options: ServeOptions, holders: list[str]) -> str | int | None:
+    """What was asked for; else for CPUs, which share the host's memory, an equal part; a GPU knows its own."""
+    if options.attention_memory is not None or "cpu" not in holders:
+        return options.attention_memory
+    return int(host_memory().free * KV_SHARE) // len(holders)

@@ -1,0 +1,81 @@
+"""`pannier status`: what runs, as a table or as JSON."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure
+
+WIDE = 200
+"""Columns of a table that goes into a file."""
+
+
+def status(
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    insecure: Insecure = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show every process of a running stack."""
+    from pannier.client import Client
+
+    with Client(endpoint, insecure=insecure) as client:
+        found = client.status()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column)
+    for process in found["processes"]:
+        table.add_row(*(show(process) for show in COLUMNS.values()))
+    requests = found["requests"]
+    state = "ready" if found["ready"] else "not ready"
+    console.print(f"{found['model']}: {state}, {requests['running']} running, {requests['waiting']} waiting")
+    console.print(table)
+
+
+def _plain(name: str) -> Any:
+    def show(process: dict[str, Any]) -> str:
+        value = process.get(name)
+        return "-" if value is None or value == "" else str(value)
+
+    return show
+
+
+def _heads(process: dict[str, Any]) -> str:
+    """Every distinct range of KV heads that the worker holds."""
+    return (
+        ", ".join(f"{start}-{stop - 1}" if stop > start else "none" for start, stop in process.get("heads", ())) or "-"
+    )
+
+
+def _blocks(process: dict[str, Any]) -> str:
+    blocks = process.get("blocks")
+    return f"{blocks['used']}/{blocks['free']}/{blocks['total']}" if blocks else "-"
+
+
+COLUMNS = {
+    "role": _plain("role"),
+    "name": _plain("name"),
+    "pid": _plain("pid"),
+    "state": _plain("standing"),
+    "device": _plain("device"),
+    "model": _plain("model"),
+    "dtype": _plain("dtype"),
+    "KV heads": _heads,
+    "blocks used/free/total": _blocks,
+    "lanes": _plain("lanes"),
+    "link": _plain("link"),
+    "event loop": _plain("event_loop"),
+}

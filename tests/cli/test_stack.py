@@ -1,0 +1,69 @@
+"""From the options of `pannier serve` to one configuration per process."""
+
+from pathlib import Path
+
+import pytest
+
+from pannier.cli.stack import ServeOptions, plan
+from pannier.runtime.config import AttentionConfig, ComputeConfig
+from pannier.runtime.errors import ConfigError
+
+FOLDER = Path("/run/stack")
+
+
+def test_the_default_is_one_of_each() -> None:
+    """Everything talks over sockets in the stack's own folder."""
+    stack = plan(ServeOptions("m"), FOLDER)
+    assert [worker.name for worker in stack.workers] == ["compute-0", "attention-0"]
+    assert {worker.gateway for worker in stack.workers} == {stack.gateway.control_endpoint}
+    assert stack.gateway.control_endpoint.startswith("ipc:///run/stack/")
+
+
+def test_one_worker_for_each_device() -> None:
+    """And the gateway waits for all of them."""
+    stack = plan(ServeOptions("m", compute="cuda:0,cuda:1", attention="cpu,cuda:2,cpu"), FOLDER)
+    assert [worker.device for worker in stack.workers] == ["cuda:0", "cuda:1", "cpu", "cuda:2", "cpu"]
+    assert (stack.gateway.compute_workers, stack.gateway.attention_workers) == (2, 3)
+
+
+def test_a_number_of_attention_workers_means_cpus() -> None:
+    """With names and sockets of their own, and equal parts of the memory."""
+    workers = [w for w in plan(ServeOptions("m", attention="3"), FOLDER).workers if isinstance(w, AttentionConfig)]
+    assert [worker.device for worker in workers] == ["cpu"] * 3
+    assert len({worker.listen for worker in workers}) == 3
+    assert len({worker.memory for worker in workers}) == 1
+
+
+def test_monolithic_has_no_attention_workers() -> None:
+    """The compute workers bring both, so the gateway waits for as many of each."""
+    stack = plan(ServeOptions("m", compute="cpu,cpu", monolithic=True, attention_memory="1GiB"), FOLDER)
+    assert all(isinstance(worker, ComputeConfig) and worker.monolithic for worker in stack.workers)
+    assert {worker.attention_memory for worker in stack.workers if isinstance(worker, ComputeConfig)} == {1 << 30}
+    assert (stack.gateway.compute_workers, stack.gateway.attention_workers) == (2, 2)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 16])
+def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    """Unless there are more workers than cores: each needs one."""
+    monkeypatch.setattr("pannier.cli.stack.host_cores", lambda: cores)
+    workers = plan(ServeOptions("m", attention="2"), FOLDER).workers
+    assert sum(worker.threads or 0 for worker in workers) <= max(cores, len(workers))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"compute": "gpu"}, "--compute is 'gpu'; it must be devices such as cpu or cuda:0,cuda:1"),
+        ({"attention": "0"}, "--attention is 0; it must be 1 to 64"),
+        ({"attention": "cpu,"}, "--attention is 'cpu,'"),
+        ({"attention": "2", "monolithic": True}, "--attention 2 and --monolithic exclude each other"),
+        ({"lanes": 0}, "compute: lanes is 0; it must be greater than or equal to 1"),
+        ({"block_size": 7}, "gateway: block_size is 7; it must be 16, 32 or 64"),
+        ({"attention_memory": "lots"}, "attention: memory is 'lots'"),
+        ({"heads_split": "5;3"}, "gateway: heads_split is '5;3'"),
+    ],
+)
+def test_a_bad_option_gets_one_sentence(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(ServeOptions("m", **options), FOLDER)  # type: ignore[arg-type]  # wrong on purpose
+    assert sentence in str(caught.value)
