@@ -1,0 +1,166 @@
+"""The client for asyncio."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from pannier.client.client import CONNECT_TIMEOUT_S, DEFAULT_ENDPOINT
+from pannier.client.completion import Completion, join
+from pannier.client.errors import TimedOut
+from pannier.client.inbox import Inbox
+from pannier.client.line import Line, new_request
+from pannier.client.params import Params, Prompt, Turn, chat_request, completion_request
+from pannier.wire.messages import Delta, Generate, GetStatus, Status
+
+
+class AsyncClient:
+    """Talks to one gateway over one connection, for any number of tasks at once.
+
+    Methods and errors are `Client`'s. A task that is cancelled while it waits cancels its request.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        insecure: bool = False,
+    ) -> None:
+        self._line = Line(endpoint, connect_timeout_s, insecure)
+
+    async def complete(
+        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **params: Unpack[Params]
+    ) -> Completion:
+        """Continue a text, or token ids."""
+        async with self.stream(prompt, model=model, timeout_s=timeout_s, **params) as chunks:
+            return join([chunk async for chunk in chunks])
+
+    def stream(
+        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **params: Unpack[Params]
+    ) -> "AsyncStream":
+        """Continue a text, or token ids, and give the chunks as they come. The request is sent at once."""
+        return AsyncStream(self._line, completion_request(prompt, model, params), timeout_s)
+
+    async def chat(
+        self,
+        messages: Iterable[Turn],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **params: Unpack[Params],
+    ) -> Completion:
+        """The model's turn in a conversation."""
+        async with self.chat_stream(messages, model=model, timeout_s=timeout_s, **params) as chunks:
+            return join([chunk async for chunk in chunks])
+
+    def chat_stream(
+        self,
+        messages: Iterable[Turn],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **params: Unpack[Params],
+    ) -> "AsyncStream":
+        """The model's turn in a conversation, in chunks as they come. The request is sent at once."""
+        return AsyncStream(self._line, chat_request(messages, model, params), timeout_s)
+
+    async def status(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """The whole stack as plain data."""
+        answers = AsyncAnswers(self._line, GetStatus(new_request()), timeout_s)
+        try:
+            answer = await answers.take()
+        finally:
+            answers.close()
+        assert isinstance(answer, Status)
+        return answer.status
+
+    async def close(self) -> None:
+        """End all requests and the connection; again is fine."""
+        await asyncio.to_thread(self._line.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncAnswers:
+    """What comes back for one request. Closing it, or dropping the last reference, cancels what is unfinished."""
+
+    def __init__(self, line: Line, message: Generate | GetStatus, timeout_s: float | None) -> None:
+        self._line = line
+        self._request = message.request
+        self._timeout_s = timeout_s
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        self._deadline = None if timeout_s is None else loop.time() + timeout_s
+        self._arrived = arrived
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it every reader
+                loop.call_soon_threadsafe(arrived.set)
+
+        self._inbox = Inbox(wake)
+        self._ended = False
+        line.ask(message, self._inbox)
+
+    async def take(self) -> Delta | Status:
+        """Wait for the next answer. Raises as `Client` says."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                while True:
+                    self._arrived.clear()
+                    answer = self._inbox.take()
+                    if answer is not None:
+                        return answer
+                    await self._arrived.wait()
+        except TimeoutError as error:
+            raise TimedOut(f"the answer took longer than {self._timeout_s:g} s") from error
+
+    def close(self) -> None:
+        """Cancel the request unless it has ended; again is fine."""
+        if not self._ended:
+            self._ended = True
+            self._line.cancel(self._request)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ended"):
+            self.close()
+
+
+class AsyncStream(AsyncAnswers):
+    """The chunks of one answer, the last of which has a finish reason. Leaving it early cancels the request.
+
+    Raises as `Client` says. Only one task may read it.
+    """
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            answer = await self.take()
+        except BaseException:
+            self.close()
+            raise
+        assert isinstance(answer, Delta)
+        self._ended = answer.finish_reason is not None
+        return answer
+
+    async def aclose(self) -> None:
+        """As `close`, for `contextlib.aclosing`."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()

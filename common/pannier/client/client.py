@@ -1,0 +1,153 @@
+"""The client for ordinary, blocking code."""
+
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from pannier.client.completion import Completion, join
+from pannier.client.errors import TimedOut
+from pannier.client.inbox import Inbox
+from pannier.client.line import Line, new_request
+from pannier.client.params import Params, Prompt, Turn, chat_request, completion_request
+from pannier.wire.messages import Delta, Generate, GetStatus, Status
+
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:5151"
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Client:
+    """Talks to one gateway over one connection; any number of threads may use it at once.
+
+    Every method raises `RequestFailed` when the gateway can't serve the request, `Unreachable` when none answers
+    within `connect_timeout_s` or the one that did has gone, `TimedOut` when the whole answer takes longer than
+    `timeout_s`, and `ClientClosed`. Raises `NetError` for an endpoint that is none, or that other hosts can reach
+    unless `insecure` allows it.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        insecure: bool = False,
+    ) -> None:
+        self._line = Line(endpoint, connect_timeout_s, insecure)
+
+    def complete(
+        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **params: Unpack[Params]
+    ) -> Completion:
+        """Continue a text, or token ids."""
+        with self.stream(prompt, model=model, timeout_s=timeout_s, **params) as chunks:
+            return join(list(chunks))
+
+    def stream(
+        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **params: Unpack[Params]
+    ) -> "Stream":
+        """Continue a text, or token ids, and give the chunks as they come. The request is sent at once."""
+        return Stream(self._line, completion_request(prompt, model, params), timeout_s)
+
+    def chat(
+        self,
+        messages: Iterable[Turn],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **params: Unpack[Params],
+    ) -> Completion:
+        """The model's turn in a conversation."""
+        with self.chat_stream(messages, model=model, timeout_s=timeout_s, **params) as chunks:
+            return join(list(chunks))
+
+    def chat_stream(
+        self,
+        messages: Iterable[Turn],
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        **params: Unpack[Params],
+    ) -> "Stream":
+        """The model's turn in a conversation, in chunks as they come. The request is sent at once."""
+        return Stream(self._line, chat_request(messages, model, params), timeout_s)
+
+    def status(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """The whole stack as plain data."""
+        answers = Answers(self._line, GetStatus(new_request()), timeout_s)
+        try:
+            answer = answers.take()
+        finally:
+            answers.close()
+        assert isinstance(answer, Status)
+        return answer.status
+
+    def close(self) -> None:
+        """End all requests and the connection; again is fine."""
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class Answers:
+    """What comes back for one request. Closing it, or dropping the last reference, cancels what is unfinished."""
+
+    def __init__(self, line: Line, message: Generate | GetStatus, timeout_s: float | None) -> None:
+        self._line = line
+        self._request = message.request
+        self._timeout_s = timeout_s
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._unread = threading.Semaphore(0)
+        self._inbox = Inbox(self._unread.release)
+        self._ended = False
+        line.ask(message, self._inbox)
+
+    def take(self) -> Delta | Status:
+        """Wait for the next answer. Raises as `Client` says."""
+        left_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        if not self._unread.acquire(timeout=left_s):
+            raise TimedOut(f"the answer took longer than {self._timeout_s:g} s")
+        answer = self._inbox.take()
+        assert answer is not None
+        return answer
+
+    def close(self) -> None:
+        """Cancel the request unless it has ended; again is fine."""
+        if not self._ended:
+            self._ended = True
+            self._line.cancel(self._request)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ended"):
+            self.close()
+
+
+class Stream(Answers):
+    """The chunks of one answer, the last of which has a finish reason. Leaving it early cancels the request.
+
+    Raises as `Client` says. Only one thread may read it.
+    """
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        if self._ended:
+            raise StopIteration
+        try:
+            answer = self.take()
+        except BaseException:
+            self.close()
+            raise
+        assert isinstance(answer, Delta)
+        self._ended = answer.finish_reason is not None
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
