@@ -12,8 +12,9 @@ from pannier.runtime.host import host_cores, host_memory
 
 WorkerConfig: TypeAlias = ComputeConfig | AttentionConfig
 MAX_WORKERS = 64
-KV_SHARE = 0.25
-"""Of the host's free memory, for the KV blocks of all attention workers on CPUs together."""
+KV_BYTES = 2 << 30
+"""For the KV blocks of all attention workers on CPUs together, or a quarter of what is free if that is less: they write
+all of it as they start, and the host's memory also serves others."""
 
 
 @dataclass(frozen=True)
@@ -136,4 +137,4 @@ def _memory_per_worker(options: ServeOptions, holders: list[str]) -> str | int |
     """What was asked for; else for CPUs, which share the host's memory, an equal part; a GPU knows its own."""
     if options.attention_memory is not None or "cpu" not in holders:
         return options.attention_memory
-    return int(host_memory().free * KV_SHARE) // len(holders)
+    return min(KV_BYTES, host_memory().free // 4) // len(holders)

@@ -1,0 +1,50 @@
+"""The `pannier` command. An error is one sentence on stderr; `--debug` shows where it came from."""
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("pannier: the commands need more than the client; install pannier[serve]")
+
+from pannier.cli import roles, serve_command, status, talk
+from pannier.client import ClientError
+from pannier.net import NetError
+from pannier.runtime.errors import PannierError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serves large language models with attention offloading: weights here, KV cache there.",
+)
+app.command()(serve_command.serve)
+app.command()(talk.complete)
+app.command()(talk.chat)
+app.command()(status.status)
+app.command()(roles.gateway)
+app.command()(roles.compute)
+app.command()(roles.attention)
+
+
+@app.callback()
+def _debug(debug: Annotated[bool, typer.Option("--debug", help="Log more; show tracebacks.")] = False) -> None:
+    if debug:
+        os.environ["PANNIER_DEBUG"] = "1"  # for the children of `serve` too
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    try:
+        app()
+    except (PannierError, NetError, ClientError) as error:
+        if "PANNIER_DEBUG" in os.environ:
+            raise
+        sys.exit(f"pannier: {error}")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The options of `pannier serve`."""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pannier.cli.options import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from pannier.cli.serve import Work
+    from pannier.client import AsyncClient
+
+ONCE_TEMPERATURE = 0.7
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A folder, 'embedded', or random:SHAPE.")],
+    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
+    compute: Annotated[str, typer.Option(metavar="DEVICE,...", help="One compute worker on each.")] = "cpu",
+    attention: Annotated[
+        str | None, typer.Option(metavar="N|DEVICE,...", help="So many attention workers on the CPU, or one on each.")
+    ] = None,
+    monolithic: Annotated[bool, typer.Option("--monolithic", help="Attention in the compute processes.")] = False,
+    lanes: Annotated[int | None, typer.Option(help="Micro-batches in flight per compute worker [default: 2].")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="Of the KV cache; auto is the model's.")] = None,
+    heads_split: Annotated[str | None, typer.Option(metavar="N,N,...", help="KV heads per attention worker.")] = None,
+    attention_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For KV blocks, per attention worker, as in 2GiB.")
+    ] = None,
+    max_batch_tokens: Annotated[int | None, typer.Option(help="Rows of one step [default: 512].")] = None,
+    max_sequences: Annotated[int | None, typer.Option(help="Sequences that run at once [default: 64].")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and completion together.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per KV block: 16, 32 or 64.")] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port for clients, on the loopback address.")
+    ] = DEFAULT_PORT,
+    endpoint: Annotated[str | None, typer.Option(help="Where clients come in, instead of --port.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow --endpoint on other addresses.")] = False,
+    once: Annotated[str | None, typer.Option(metavar="PROMPT", help="Print one completion and leave.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Of the completion of --once.")] = 96,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every event of every process.")] = False,
+) -> None:
+    """Start gateway, compute and attention workers on this machine, and stop them together."""
+    from pannier.cli.serve import serve as run_stack
+    from pannier.cli.stack import ServeOptions
+
+    if endpoint is None and once is None:
+        endpoint = f"tcp://127.0.0.1:{port}"
+    options = ServeOptions(
+        model=model,
+        served_model_name=served_model_name,
+        compute=compute,
+        attention=attention,
+        monolithic=monolithic,
+        lanes=lanes,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        heads_split=heads_split,
+        attention_memory=attention_memory,
+        max_batch_tokens=max_batch_tokens,
+        max_sequences=max_sequences,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        endpoint=endpoint,
+        insecure=insecure,
+    )
+    work = _forever(model) if once is None else _once(once, max_tokens)
+    stopped_by = asyncio.run(run_stack(options, work, verbose=verbose))
+    if stopped_by is not None and once is not None:
+        raise typer.Exit(128 + stopped_by)
+
+
+def _forever(model: str) -> "Work":
+    async def announce(_client: "AsyncClient", endpoint: str) -> None:
+        print(f"pannier serves {model} at {endpoint}; stop it with Ctrl-C", flush=True)
+        await asyncio.Event().wait()
+
+    return announce
+
+
+def _once(prompt: str, max_tokens: int) -> "Work":
+    async def complete(client: "AsyncClient", _endpoint: str) -> None:
+        async with client.stream(prompt, max_tokens=max_tokens, temperature=ONCE_TEMPERATURE) as chunks:
+            async for chunk in chunks:
+                print(chunk.text, end="", flush=True)
+        print()
+
+    return complete

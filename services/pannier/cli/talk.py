@@ -1,0 +1,130 @@
+"""`pannier complete` and `pannier chat`: text from a running stack."""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure, MaxTokens, Model, Seed, Temperature
+
+if TYPE_CHECKING:
+    from pannier.client import ChatMessage, Client, Completion, Delta, TokenLogprob
+    from pannier.client.params import Params
+
+INTERRUPTED = 130
+
+
+def complete(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 1.0,
+    seed: Seed = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Show each token's log-probability and the N most likely.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end.")] = False,
+    model: Model = None,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    insecure: Insecure = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole completion as one JSON object.")] = False,
+) -> None:
+    """Continue a text, as it comes."""
+    from pannier.client import Client
+    from pannier.client.completion import join
+
+    params: Params = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "stop": stop or [],
+        "logprobs": logprobs,
+        "ignore_eos": ignore_eos,
+    }
+    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        with Client(endpoint, insecure=insecure) as client, client.stream(text, model=model, **params) as chunks:
+            completion = join(list(chunks if as_json else _printed(chunks)))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print(json.dumps(_as_dict(completion)))
+    for token in () if as_json else completion.logprobs:
+        print(_logprob_line(token))
+
+
+def chat(
+    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 1.0,
+    model: Model = None,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    insecure: Insecure = False,
+) -> None:
+    """Talk to the model, turn by turn. Ctrl-C cuts an answer short, Ctrl-D ends."""
+    from pannier.client import ChatMessage, Client
+
+    params: Params = {"max_tokens": max_tokens, "temperature": temperature}
+    turns = [ChatMessage("system", system)] if system is not None else []
+    with Client(endpoint, insecure=insecure) as client:
+        while (said := _read_turn()) is not None:
+            turns.append(ChatMessage("user", said))
+            turns.append(ChatMessage("assistant", _answer(client, turns, model, params)))
+
+
+def _read_turn() -> str | None:
+    """What the person says next; None when the conversation is over."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401  # gives input() its line editing
+    while True:
+        try:
+            said = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        if said.strip():
+            return said
+
+
+def _answer(client: "Client", turns: "Iterable[ChatMessage]", model: str | None, params: "Params") -> str:
+    """The model's turn, printed as it comes; what there is of it when it is cut short."""
+    texts: list[str] = []
+    try:
+        with client.chat_stream(turns, model=model, **params) as chunks:
+            texts.extend(chunk.text for chunk in _printed(chunks))
+    except KeyboardInterrupt:
+        print()
+    return "".join(texts)
+
+
+def _printed(chunks: "Iterable[Delta]") -> "Iterable[Delta]":
+    """The same chunks, each printed as it passes."""
+    for chunk in chunks:
+        print(chunk.text, end="", flush=True)
+        yield chunk
+    print()
+
+
+def _logprob_line(token: "TokenLogprob") -> str:
+    top = "  ".join(f"{other.token}:{other.logprob:.4f}" for other in token.top)
+    return f"{token.token:>8} {token.logprob:>10.4f}  {top}"
+
+
+def _as_dict(completion: "Completion") -> dict[str, object]:
+    return {
+        "text": completion.text,
+        "tokens": completion.tokens,
+        "logprobs": [
+            {
+                "token": token.token,
+                "logprob": token.logprob,
+                "top": [{"token": other.token, "logprob": other.logprob} for other in token.top],
+            }
+            for token in completion.logprobs
+        ],
+        "finish_reason": completion.finish_reason,
+        "usage": {name: getattr(completion.usage, name) for name in completion.usage.__struct_fields__},
+    }
