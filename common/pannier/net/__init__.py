@@ -3,7 +3,7 @@
 from pannier.net.connection import Connection
 from pannier.net.errors import Exposed, NetError, PeerGone, PortBusy
 from pannier.net.server import Server
-from pannier.net.sockets import SocketOptions, bind, connect
+from pannier.net.sockets import SocketOptions, bind, close_bound, connect
 
 __all__ = [
     "Connection",
@@ -14,5 +14,6 @@ __all__ = [
     "Server",
     "SocketOptions",
     "bind",
+    "close_bound",
     "connect",
 ]

@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from pannier.net.errors import PeerGone
 from pannier.net.outbox import Frames, Outbox
-from pannier.net.sockets import SocketOptions, bind
+from pannier.net.sockets import SocketOptions, bind, close_bound
 from pannier.wire import Buffer, Decoder, WireError, encode
 from pannier.wire.messages import Message
 
@@ -76,7 +76,7 @@ class Server(Generic[M]):
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
         self._outboxes.clear()
-        self._socket.close()
+        close_bound(self._socket, self.endpoint)
 
     def _send_now(self, peer: bytes, frames: Frames) -> None:
         # With NOBLOCK the future is already done: the message went out whole, or an exception says why not.

@@ -2,6 +2,8 @@
 
 import ipaddress
 import os
+import socket as plain
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,6 +44,15 @@ def bind(
             raise PortBusy(f"{endpoint} is in use by another process; stop it or choose another address") from error
         raise NetError(f"can't listen on {endpoint}: {error.strerror}") from error
     return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def close_bound(socket: "zmq.Socket[Any]", endpoint: str) -> None:
+    """Close a socket that `bind` made; libzmq leaves the socket file of an ipc endpoint behind."""
+    path = endpoint.removeprefix("ipc://")
+    if path != endpoint and not socket.closed:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    socket.close()
 
 
 def connect(
@@ -106,8 +117,6 @@ def _remove_stale_socket_file(endpoint: str) -> None:
     path = endpoint.removeprefix("ipc://")
     if path == endpoint or path.startswith("@") or not os.path.exists(path):
         return
-    import socket as plain
-
     with plain.socket(plain.AF_UNIX) as probe:
         try:
             probe.connect(path)

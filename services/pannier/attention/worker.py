@@ -3,7 +3,7 @@
 import zmq
 
 from pannier.attention.core import AttentionCore
-from pannier.net import SocketOptions, bind, connect
+from pannier.net import SocketOptions, bind, close_bound, connect
 from pannier.net.errors import PeerGone
 from pannier.net.outbox import Frames, Outbox
 from pannier.runtime.threads import StopSignal
@@ -68,7 +68,7 @@ class AttentionWorker:
     def close(self) -> None:
         """Close the socket for links; what waits for peers is dropped."""
         self._outboxes.clear()
-        self._links.close()
+        close_bound(self._links, self.endpoint)
 
     def _obey_gateway(self) -> None:
         message, _ = self._gateway_decoder.decode(self._gateway.recv_multipart())

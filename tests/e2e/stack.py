@@ -1,0 +1,122 @@
+"""A whole stack of real processes for tests: gateway, compute and attention workers over ipc.
+
+The processes are forked from one server that has imported torch already, so that a stack starts in a second.
+"""
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from pannier.attention import service as attention_service
+from pannier.client import Client
+from pannier.compute import service as compute_service
+from pannier.gateway import service as gateway_service
+from pannier.runtime.config import AttentionConfig, ComputeConfig, GatewayConfig
+
+START_S = 90.0
+STOP_S = 15.0
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([attention_service.__name__, compute_service.__name__, gateway_service.__name__])
+
+
+def _run(role: Callable[[Any], int], config: Any, log: Path) -> None:
+    with log.open("w") as stream:
+        sys.stderr = sys.stdout = stream
+        sys.exit(role(config))
+
+
+class Stack:
+    """The processes of a stack, by name, and where clients find it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.endpoint = f"ipc://{folder}/clients"
+        self.control = f"ipc://{folder}/control"
+        self.processes: dict[str, BaseProcess] = {}
+
+    def start(self, role: Callable[[Any], int], name: str, config: Any) -> BaseProcess:
+        """Start one process; its output goes to NAME.log in the folder."""
+        process = _context.Process(target=_run, args=(role, config, self.folder / f"{name}.log"), name=name)
+        process.start()
+        self.processes[name] = process
+        return process
+
+    def gateway(self, model: Path, **settings: Any) -> BaseProcess:
+        """Start a gateway."""
+        config = GatewayConfig(
+            model=str(model),
+            control_endpoint=self.control,
+            data_endpoint=f"ipc://{self.folder}/data",
+            client_endpoint=self.endpoint,
+            **settings,
+        )
+        return self.start(gateway_service.run, "gateway", config)
+
+    def compute(self, model: Path, name: str = "compute-0", **settings: Any) -> BaseProcess:
+        """Start a compute worker."""
+        config = ComputeConfig(model=str(model), name=name, gateway=self.control, threads=1, **settings)
+        return self.start(compute_service.run, name, config)
+
+    def attention(self, name: str, **settings: Any) -> BaseProcess:
+        """Start an attention worker."""
+        config = AttentionConfig(
+            name=name,
+            gateway=self.control,
+            listen=f"ipc://{self.folder}/{name}",
+            memory=settings.pop("memory", 64 << 20),
+            threads=1,
+            **settings,
+        )
+        return self.start(attention_service.run, name, config)
+
+    def wait_until_ready(self, client: Client) -> dict[str, Any]:
+        """The status, once requests are served. Raises with the log of a process that ended instead."""
+        deadline = time.monotonic() + START_S
+        while not (status := client.status())["ready"]:
+            for name, process in self.processes.items():
+                if not process.is_alive():
+                    raise RuntimeError(f"{name} ended: {(self.folder / f'{name}.log').read_text()[-2000:]}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not ready: {status}")
+            time.sleep(0.05)
+        return status
+
+    def stop(self) -> dict[str, int | None]:
+        """Ask every process to stop, the gateway last; their exit codes."""
+        for process in reversed(self.processes.values()):
+            process.terminate()
+        for process in self.processes.values():
+            process.join(STOP_S)
+        for process in self.processes.values():
+            if process.is_alive():
+                process.kill()
+                process.join()
+        return {name: process.exitcode for name, process in self.processes.items()}
+
+
+@contextmanager
+def running_stack(
+    folder: Path, model: Path, *, attention_workers: int = 2, compute: dict[str, Any] | None = None, **gateway: Any
+) -> Iterator[tuple[Stack, Client]]:
+    """A ready stack and a client of it; afterwards every process must have left well, and no socket file be there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stack = Stack(folder)
+    stack.gateway(model, attention_workers=attention_workers, **gateway)
+    stack.compute(model, **(compute or {}))
+    for number in range(attention_workers):
+        stack.attention(f"attention-{number}")
+    try:
+        with Client(stack.endpoint, connect_timeout_s=START_S) as client:
+            stack.wait_until_ready(client)
+            yield stack, client
+    finally:
+        codes = stack.stop()
+    assert set(codes.values()) == {0}, codes
+    left = [path.name for path in folder.iterdir() if path.is_socket()]
+    assert not left, f"socket files left: {left}"
