@@ -20,8 +20,7 @@ def encode(message: Message, payload: Buffer | None = None) -> list[Buffer]:
 
     Raises `WireError` when parts and payload do not fit, so that a mistake is found where it is made.
     """
-    parts = getattr(message, "parts", ())
-    check_parts(parts, 0 if payload is None else len(payload))
+    _check_payload(message, payload)
     header = _encoder.encode(message)
     return [header] if payload is None else [header, payload]
 
@@ -36,11 +35,18 @@ class Decoder(Generic[M]):
         """The message and its payload (empty when it has no parts). Raises `WireError`."""
         if not 1 <= len(frames) <= 2:
             raise WireError(f"a message has one or two frames, not {len(frames)}")
+        header, payload = frames[0], memoryview(frames[1]).cast("B") if len(frames) == 2 else None
         try:
-            message: M = self._decoder.decode(frames[0])
-        except msgspec.MsgspecError as error:
+            message: M = self._decoder.decode(header)
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise WireError(f"not a message of this protocol: {error}") from error
-        payload = memoryview(frames[1]).cast("B") if len(frames) == 2 else memoryview(b"")
-        parts: tuple[Part, ...] = getattr(message, "parts", ())
-        check_parts(parts, len(payload))
-        return message, payload
+        _check_payload(message, payload)
+        return message, payload or memoryview(b"")
+
+
+def _check_payload(message: Message, payload: Buffer | None) -> None:
+    parts: tuple[Part, ...] = getattr(message, "parts", ())
+    if (payload is None) == bool(parts):
+        raise WireError(f"{type(message).__name__} has {len(parts)} parts, and {'no' if parts else 'a'} payload frame")
+    if payload is not None:
+        check_parts(parts, memoryview(payload).nbytes)

@@ -7,9 +7,7 @@ from pannier.wire import messages as m
 WorkerToGateway: TypeAlias = m.Hello | m.Heartbeat | m.Goodbye
 GatewayToWorker: TypeAlias = m.Welcome | m.Refused | m.Heartbeat | m.Goodbye
 
-WorkerToGatewayData: TypeAlias = (
-    m.Join | m.Ready | m.StepDone | m.NeedState | m.StepFailed | m.StepAborted | m.Fenced
-)
+WorkerToGatewayData: TypeAlias = m.Join | m.Ready | m.StepDone | m.NeedState | m.StepFailed | m.StepAborted | m.Fenced
 GatewayToWorkerData: TypeAlias = m.AttentionAssign | m.ComputeAssign | m.Step | m.AbortStep | m.Fence | m.NewSession
 
 ComputeToAttention: TypeAlias = m.BeginStep | m.Piece | m.EndStep | m.AbortStep

@@ -15,7 +15,7 @@ call        attention call of the model, from 0 in graph order
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,9 @@ PROTOCOL = 1
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""A number of things, or the place of one among them: what doesn't fit is refused before anybody counts with it."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -199,17 +202,17 @@ class Segment(Record, frozen=True):
     """
 
     kind: SegmentKind
-    group: int
-    first_position: int
-    first_block: int
-    num_blocks: int
-    num_stored: int
+    group: Count
+    first_position: Count
+    first_block: Count
+    num_blocks: Count
+    num_stored: Count
     """Tokens stored in these blocks before this step."""
-    query_position: int
+    query_position: Count
     """Absolute position of the first row."""
-    query_start: int
+    query_start: Count
     """Index of the first row among the message's rows."""
-    num_queries: int
+    num_queries: Count
 
     @property
     def stores(self) -> bool:
@@ -225,22 +228,22 @@ class Segment(Record, frozen=True):
 class BlockCopy(Record, frozen=True):
     """Copy one whole block of a group before call 0 of the step."""
 
-    group: int
-    source: int
-    target: int
+    group: Count
+    source: Count
+    target: Count
 
 
 class Sample(Record, frozen=True):
     """Draw one token from one row's logits. Several samples may name one row."""
 
-    row: int
+    row: Count
     sequence: int
-    position: int
+    position: Count
     """Absolute position of the token that is drawn; with `seed` it fixes the draw."""
-    temperature: float
+    temperature: Annotated[float, msgspec.Meta(ge=0)]
     """0 is greedy."""
     seed: int
-    top_logprobs: int
+    top_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOP_LOGPROBS)]
     """-1: no log-probabilities; else the drawn token's and this many of the most likely."""
     state_version: int
     """Version of the `SamplerState` that the draw needs; 0: none."""
@@ -258,9 +261,9 @@ class SamplerState(Record, frozen=True):
 class Previous(Record, frozen=True):
     """The token of `row` is the one that sample number `sample` of the lane's preceding step `step` will draw."""
 
-    row: int
+    row: Count
     step: int
-    sample: int
+    sample: Count
 
 
 class Step(Message, frozen=True):
@@ -272,7 +275,7 @@ class Step(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
+    lane: Count
     segments: tuple[Segment, ...]
     previous: tuple[Previous, ...]
     samples: tuple[Sample, ...]
@@ -312,7 +315,7 @@ class StepDone(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
+    lane: Count
     drawn: tuple[Drawn, ...]
     times: StepTimes
 
@@ -323,7 +326,7 @@ class NeedState(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
+    lane: Count
     sequences: tuple[int, ...]
 
 
@@ -333,7 +336,7 @@ class StepFailed(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
+    lane: Count
     reason: str
 
 
@@ -343,7 +346,7 @@ class AbortStep(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
+    lane: Count
 
 
 class StepAborted(Message, frozen=True):
@@ -352,7 +355,7 @@ class StepAborted(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
+    lane: Count
 
 
 class Fence(Message, frozen=True):
@@ -391,7 +394,7 @@ class BeginStep(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
+    lane: Count
     segments: tuple[Segment, ...]
     copies: tuple[BlockCopy, ...]
     parts: tuple[Part, ...]
@@ -408,11 +411,11 @@ class Piece(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
-    call: int
-    first_stored_row: int
+    lane: Count
+    call: Count
+    first_stored_row: Count
     is_request: bool
-    lse_from: int
+    lse_from: Count
     """Query rows from this one on need the log-sum-exp."""
     parts: tuple[Part, ...]
 
@@ -423,8 +426,8 @@ class EndStep(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
-    num_pieces: int
+    lane: Count
+    num_pieces: Count
 
 
 class Answer(Message, frozen=True):
@@ -433,8 +436,8 @@ class Answer(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
-    call: int
+    lane: Count
+    call: Count
     attention_s: float
     parts: tuple[Part, ...]
 
@@ -445,8 +448,8 @@ class PieceWritten(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
-    call: int
+    lane: Count
+    call: Count
 
 
 class StepWritten(Message, frozen=True):
@@ -455,7 +458,7 @@ class StepWritten(Message, frozen=True):
     life: int
     session: int
     step: int
-    lane: int
+    lane: Count
 
 
 # --- clients ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pannier.wire.dtypes import Dtype
 from pannier.wire.errors import WireError
 
 ALIGNMENT = 64  # bytes; a cache line, and what vector loads like best
+MAX_ELEMENTS = 1 << 48
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -45,8 +46,11 @@ def payload_bytes(parts: tuple[Part, ...]) -> int:
 
 def check_parts(parts: tuple[Part, ...], payload_length: int) -> None:
     """Raise `WireError` unless `parts` are laid out by `lay_out` and fill exactly `payload_length` bytes."""
-    if any(size < 0 for part in parts for size in part.shape):
-        raise WireError(f"a part has a negative size: {parts}")
+    for part in parts:
+        if any(size < 0 for size in part.shape):
+            raise WireError(f"a part has a negative size: {part}")
+        if prod(size or 1 for size in part.shape) > MAX_ELEMENTS:  # an empty tensor has strides all the same
+            raise WireError(f"a part has a size that no tensor can have: {part}")
     if parts != lay_out((part.dtype, part.shape) for part in parts):
         raise WireError(f"parts are not laid out at {ALIGNMENT}-byte boundaries one after the other: {parts}")
     if payload_bytes(parts) != payload_length:
