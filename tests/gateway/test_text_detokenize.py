@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from pannier.gateway.detokenize import REPLACEMENT, IncrementalDetokenizer, Pieces
 
@@ -105,6 +105,15 @@ def test_special_tokens_have_no_text_and_leave_no_mark(tokenizers: dict[str, Tok
         (end,) = ids(tokenizer, "</s>")[-1:]
         the, earth = ids(tokenizer, "the"), ids(tokenizer, "earth")
         assert "".join(stream(tokenizer, [*the, end, *earth])) == tokenizer.decode(the + earth) == "the earth"
+
+
+def test_tokens_that_decode_to_nothing_do_not_swallow_a_space(tokenizers: dict[str, Tokenizer]) -> None:
+    """Such a token alone is no boundary: a decoder would take the next one for the first."""
+    tokenizer = Tokenizer.from_str(tokenizers["llama-2"].to_str())
+    the, earth, nothing = ids(tokenizer, "the"), ids(tokenizer, "earth"), ids(tokenizer, "<")[-1]
+    unseen = decoders.Replace(tokenizer.id_to_token(nothing) or "", "")
+    tokenizer.decoder = decoders.Sequence([unseen, tokenizers["llama-2"].decoder])
+    assert "".join(stream(tokenizer, [*the, nothing, *earth])) == "the earth"
 
 
 def test_silent_tokens_have_no_text(tokenizers: dict[str, Tokenizer]) -> None:
