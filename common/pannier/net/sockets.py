@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import socket as plain
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -113,14 +114,18 @@ def _is_loopback(host: str) -> bool:
 
 
 def _remove_stale_socket_file(endpoint: str) -> None:
-    """libzmq unlinks a socket file that exists, also when a live process listens there; ask first."""
+    """libzmq unlinks any file in its way, be it a letter or the socket of a live process; look first."""
     path = endpoint.removeprefix("ipc://")
-    if path == endpoint or path.startswith("@") or not os.path.exists(path):
+    if path == endpoint or path.startswith("@") or not os.path.lexists(path):
         return
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise NetError(f"can't listen on {endpoint}: {path} is there already and is no socket")
     with plain.socket(plain.AF_UNIX) as probe:
         try:
             probe.connect(path)
-        except OSError:
+        except ConnectionRefusedError:
             os.unlink(path)
+        except OSError as error:
+            raise NetError(f"can't listen on {endpoint}: {path} is there already ({error.strerror})") from error
         else:
             raise PortBusy(f"{endpoint} is in use by another process; stop it or choose another address")
