@@ -89,7 +89,8 @@ class Fleet:
         self.compute: dict[str, ComputeEntry] = {}
         self.attention: dict[str, AttentionEntry] = {}
         self._next_lane = count()
-        self._next_group = count()
+        self._num_groups = 0
+        """Groups formed so far; a number is never used again."""
 
     def accept(self, hello: m.Hello, now: float) -> None:
         """Take a worker in, or take it back after a restart. Raises `NotAccepted` with the reason."""
@@ -148,14 +149,17 @@ class Fleet:
     def new_groups(self) -> list[tuple[str, m.AttentionAssign]]:
         """What attention workers that belong to no group are told, once there are enough of them.
 
-        Raises `ConfigError` if they can't hold the model's cache.
+        At first as many as were configured; later as many as the groups that are left lack to that number, so that
+        the successor of a lost worker and what is left of its group form another. Raises `ConfigError` if they can't
+        hold the model's cache.
         """
-        free = {name: e for name, e in self.attention.items() if e.standing is Standing.JOINED}
         facts = next((e.facts for e in self.compute.values() if e.standing is not Standing.REGISTERED), None)
-        if facts is None or len(free) < self.config.attention_workers:
+        free = self._free_attention()
+        in_groups = sum(entry.assign is not None for entry in self.attention.values())
+        if facts is None or not free or len(free) < self.config.attention_workers - in_groups:
             return []
         kv_dtype = self.config.kv_dtype or facts.wire_dtype
-        offers = [AttentionOffer(name, e.facts.memory_bytes, e.facts.bandwidth) for name, e in sorted(free.items())]
+        offers = [AttentionOffer(name, e.facts.memory_bytes, e.facts.bandwidth) for name, e in free]
         split = self.config.heads_split
         try:
             plans = form_groups(
@@ -169,7 +173,7 @@ class Fleet:
             raise ConfigError(str(error)) from error
         assigns = []
         for plan in plans:
-            group = next(self._next_group)
+            group, self._num_groups = self._num_groups, self._num_groups + 1
             for number, shard in enumerate(plan.shards):
                 assign = m.AttentionAssign(
                     life=self.config.life,
@@ -186,6 +190,12 @@ class Fleet:
                 entry.assign, entry.standing = assign, Standing.STARTING
                 assigns.append((shard.worker, assign))
         return assigns
+
+    def _free_attention(self) -> list[tuple[str, AttentionEntry]]:
+        """Those that can be given a shard; behind the first groups, as many as a given split of heads divides."""
+        free = sorted((name, e) for name, e in self.attention.items() if e.standing is Standing.JOINED)
+        split, is_first = self.config.heads_split, self._num_groups == 0
+        return free if is_first or not split else free[: len(free) - len(free) % len(split)]
 
     def ready_groups(self) -> dict[int, int]:
         """Groups all of whose shards are ready, and their blocks."""
