@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pannier.scheduler import UNRESOLVED, Request, Scheduler, Step
+from pannier.scheduler import UNRESOLVED, BlockPool, Request, Step
 from pannier.wire.messages import Drawn, Segment
 
 VOCABULARY = 40
@@ -55,9 +55,8 @@ class SimulatedGroup:
         self.epochs = [0] * num_blocks
         self.was_used = [False] * num_blocks
 
-    def look(self, scheduler: Scheduler, group: int) -> None:
+    def look(self, pool: BlockPool) -> None:
         """See which blocks were released since the last look, and end their epoch."""
-        pool = scheduler.pools[group]
         for block, was_used in enumerate(self.was_used):
             self.was_used[block] = pool.is_used(block)
             if was_used and not pool.is_used(block):

@@ -116,7 +116,9 @@ def split_heads(team: Sequence[AttentionOffer], classes: Sequence[HeadClass], bl
     roomiest = _spread(classes, memory, [inf] * len(team))
     assert roomiest is not None, "without a limit every head finds a place"
     wanted = ceil(KEEP_BLOCKS * _num_blocks(team, classes, roomiest, block_size))
-    limits = [offer.memory_bytes / (wanted * block_size) if wanted else inf for offer in team]
+    if not wanted:
+        return roomiest
+    limits = [offer.memory_bytes / (wanted * block_size) for offer in team]
     return _spread(classes, [offer.bandwidth for offer in team], limits) or roomiest
 
 

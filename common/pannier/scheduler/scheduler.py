@@ -242,9 +242,16 @@ class Scheduler:
 
     def _pick(self, lane: Lane) -> list[Rows]:
         """Every decode row, then prompts within the token budget; rows that the attention workers answer go first."""
-        ready = [sequence for sequence in lane.sequences.values() if sequence.is_ready]
-        decodes = [Rows(sequence, 1, draws=True) for sequence in ready if sequence.is_decoding]
-        chunks = list(_chunks(ready, self.config.max_batch_tokens - len(decodes)))
+        decodes: list[Rows] = []
+        prompts: list[Sequence] = []
+        for sequence in lane.sequences.values():
+            if not sequence.is_ready:
+                continue
+            if sequence.is_decoding:
+                decodes.append(Rows(sequence, 1, draws=True))
+            else:
+                prompts.append(sequence)
+        chunks = list(_chunks(prompts, self.config.max_batch_tokens - len(decodes)))
         chunks.sort(key=lambda rows: rows.sequence.num_planned == 0)
         return decodes + chunks
 
@@ -354,11 +361,9 @@ class Scheduler:
             require(sequence.num_unplanned >= 1, f"{name}: {sequence.num_planned} tokens planned, more than it has")
 
 
-def _chunks(sequences: Iterable[Sequence], budget: int) -> Iterator[Rows]:
+def _chunks(prompts: Iterable[Sequence], budget: int) -> Iterator[Rows]:
     """As much of each prompt as the budget leaves, in the order of admission."""
-    for sequence in sequences:
-        if sequence.is_decoding:
-            continue
+    for sequence in prompts:
         if budget == 0:
             return
         count = min(budget, sequence.num_unplanned)

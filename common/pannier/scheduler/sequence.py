@@ -79,16 +79,15 @@ class Sequence:
     group: int | None = None
     blocks: Ints = field(default_factory=lambda: array("i"))
     finish_reason: str | None = None
+    num_prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt)
 
     @property
     def number(self) -> int:
         """The number by which the gateway and the wire know it."""
         return self.request.sequence
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens in the prompt."""
-        return len(self.request.prompt)
 
     @property
     def num_outputs(self) -> int:
