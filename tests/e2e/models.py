@@ -26,10 +26,15 @@ _EXPERTS = {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": _GROUPED,
     "mistral": _WINDOWED,
-    "qwen2": {k: v for k, v in _WINDOWED.items() if k != "head_dim"} | {"use_sliding_window": True, "max_window_layers": 1},
+    "qwen2": {k: v for k, v in _WINDOWED.items() if k != "head_dim"}
+    | {"use_sliding_window": True, "max_window_layers": 1},
     "qwen3": _GROUPED,
     "gemma2": {**_WINDOWED, "query_pre_attn_scalar": 16},
-    "gemma3_text": {**_WINDOWED, "query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gemma3_text": {
+        **_WINDOWED,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "phi3": {k: v for k, v in _WINDOWED.items() if k != "head_dim"} | {"original_max_position_embeddings": 256},
     "gpt2": {"n_embd": 96, "n_layer": 3, "n_head": 3, "n_positions": 256},
     "opt": {
@@ -40,20 +45,27 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 256,
         "word_embed_proj_dim": 96,
     },
-    "gpt_neox": {k: v for k, v in _GROUPED.items() if k not in ("num_key_value_heads", "head_dim")} | {"num_attention_heads": 3},
+    "gpt_neox": {k: v for k, v in _GROUPED.items() if k not in ("num_key_value_heads", "head_dim")}
+    | {"num_attention_heads": 3},
     "olmo2": {k: v for k, v in _GROUPED.items() if k != "head_dim"},
     "cohere": {k: v for k, v in _GROUPED.items() if k != "head_dim"},
     "starcoder2": {k: v for k, v in _WINDOWED.items() if k != "head_dim"},
     "mixtral": {**_EXPERTS, "sliding_window": WINDOW},
     "qwen3_moe": {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
-    "gpt_oss": {**_EXPERTS, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gpt_oss": {
+        **_EXPERTS,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
 }
 """16 types with what makes them small: three KV heads, so that two workers get uneven shards."""
 
 
 def save_random_model(model_type: str, folder: Path, seed: int = 0) -> PreTrainedModel:
     """Write a model with a tokenizer into `folder`; returned is the same model, uncut, with eager attention."""
-    config = AutoConfig.for_model(model_type, vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **SHAPES[model_type])
+    config = AutoConfig.for_model(
+        model_type, vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **SHAPES[model_type]
+    )
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -47,7 +47,7 @@ class Stack:
         self.processes[name] = process
         return process
 
-    def gateway(self, model: Path, **settings: Any) -> BaseProcess:
+    def gateway(self, model: Path, name: str = "gateway", **settings: Any) -> BaseProcess:
         """Start a gateway."""
         config = GatewayConfig(
             model=str(model),
@@ -56,7 +56,7 @@ class Stack:
             client_endpoint=self.endpoint,
             **settings,
         )
-        return self.start(gateway_service.run, "gateway", config)
+        return self.start(gateway_service.run, name, config)
 
     def compute(self, model: Path, name: str = "compute-0", **settings: Any) -> BaseProcess:
         """Start a compute worker."""

@@ -44,7 +44,7 @@ def test_same_text_and_log_probabilities_as_transformers(model_type: str, tmp_pa
         max_batch_tokens=CHUNK,
         max_sequences=8,
         block_size=16,
-    ) as (stack, client):
+    ) as (_stack, client):
         completions = _complete_all(client, prompts)
         status = client.status()
     heads = {process["name"]: process["heads"] for process in status["processes"] if process["role"] == "attention"}

@@ -37,7 +37,7 @@ async def serve(options: ServeOptions, work: Work, *, verbose: bool = False) -> 
     stop = StopRequests()
     with run_folder() as folder, Display(verbose=verbose) as display:
         stack = plan(options, folder)
-        async with Children(_commands(stack, folder), display.line, DRAIN_S) as children:
+        async with Children(commands(stack, folder), display.line, DRAIN_S) as children:
             stop.second.add_done_callback(lambda _: children.kill())
             try:
                 await first_end(
@@ -55,13 +55,13 @@ async def serve(options: ServeOptions, work: Work, *, verbose: bool = False) -> 
 
 async def _work_when_ready(gateway: GatewayConfig, children: Children, display: Display, work: Work) -> None:
     async with AsyncClient(gateway.client_endpoint, insecure=gateway.insecure) as client:
-        while not await _is_ready(client, children.pid("gateway")):  # noqa: ASYNC110  # it is another process's event
+        while not await is_ready(client, children.pid("gateway")):  # noqa: ASYNC110  # it is another process's event
             await asyncio.sleep(POLL_S)
         display.ready()
         await work(client, gateway.client_endpoint)
 
 
-async def _is_ready(client: AsyncClient, gateway_pid: int) -> bool:
+async def is_ready(client: AsyncClient, gateway_pid: int) -> bool:
     """Whether our own gateway, not another that had the port before, answers that it is ready."""
     try:
         status = await client.status()
@@ -75,7 +75,7 @@ async def _asked(stop: StopRequests) -> None:
     await asyncio.wait((stop.first,))
 
 
-def _commands(stack: Stack, folder: Path) -> list[Command]:
+def commands(stack: Stack, folder: Path) -> list[Command]:
     """The gateway is stopped first: its requests need the workers to finish."""
     return [
         _command(stack.gateway, "gateway", folder, rank=0, threads=1),

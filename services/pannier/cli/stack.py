@@ -89,8 +89,10 @@ def _compute_worker(
         "name": f"compute-{number}",
         "device": device,
         "attention_memory": memory if options.monolithic else None,
+        # A second lane hides transfer; without any it only makes every batch half as large.
+        "lanes": options.lanes or (1 if options.monolithic else None),
     }
-    same = ("model", "dtype", "lanes", "max_model_len", "monolithic")
+    same = ("model", "dtype", "max_model_len", "monolithic")
     return load(ComputeConfig, flags=flags | _named(options, same))
 
 
