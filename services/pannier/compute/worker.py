@@ -54,8 +54,10 @@ class ComputeWorker:
         try:
             with torch.inference_mode():
                 while not stop.is_set():
-                    self._wait(can_go_on=self.core.advance())
-                    self._receive_from_links()
+                    can_go_on = self.core.advance()
+                    # Before waiting: answers on a link within this process are there at once and wake no poller.
+                    received = self._receive_from_links()
+                    self._wait(can_go_on or received)
                     self._receive_from_gateway()
         finally:
             self.core.close()
@@ -78,10 +80,14 @@ class ComputeWorker:
         self._poller.poll(None if all(flushed) else RETRY_MS)
         self.core.idle_s += time.perf_counter() - started
 
-    def _receive_from_links(self) -> None:
+    def _receive_from_links(self) -> bool:
+        """Hand on every answer that is there; whether there was one."""
+        any_received = False
         for link in list(self.core.links.values()):
             while (received := link.receive()) is not None:
                 self.core.receive(link, *received)
+                any_received = True
+        return any_received
 
     def _receive_from_gateway(self) -> None:
         while True:
