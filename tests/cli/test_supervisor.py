@@ -1,17 +1,15 @@
 """Children live and end together, and say why."""
 
 import asyncio
-import os
-import select
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pannier.cli.supervisor import ChildEnded, Children, Command
+from tests.cli.terminal import is_alive, wait_for_end
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -40,14 +38,6 @@ class Lines:
 
 def child(name: str, code: str, rank: int = 0) -> Command:
     return Command(name, [sys.executable, "-c", code], rank)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs; one that has ended and that nobody has waited for doesn't."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_none_is_left_on_leaving() -> None:
@@ -161,11 +151,3 @@ def test_a_child_does_not_outlive_a_killed_supervisor() -> None:
         supervisor.wait()
         wait_for_end(pid)
     assert not is_alive(pid)
-
-
-def wait_for_end(pid: int) -> None:
-    """Wait for a process that is nobody's child any more."""
-    with suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
-        select.select([descriptor], [], [], 20)
-        os.close(descriptor)

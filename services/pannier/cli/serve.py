@@ -89,6 +89,9 @@ def _command(
     file = folder / f"{name}.toml"
     file.write_text(to_toml(config))
     arguments = [sys.executable, "-m", "pannier.cli", config.role, "--config", str(file), "--supervised"]
-    # Set before torch is imported: OpenMP makes its pool once. A user's own setting stays.
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    environment = {
+        # Set before torch is imported: OpenMP makes its pool once. A user's own setting stays.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "TQDM_DISABLE": "1",  # libraries' progress bars; ours are events
+    }
     return Command(name, arguments, rank, environment)
