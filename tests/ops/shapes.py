@@ -12,7 +12,8 @@ from pannier.ops import PagedSegment
 
 SIZES = (1, 5, 16, 33, 64, 80, 96)
 FP32 = 1e-5
-BF16 = 3e-3
+BF16 = 2**-8
+"""Weights and outputs are both rounded to 8 bits, each by 2**-9 at most, where values are within -1 to 1."""
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,10 @@ def test_bf16_equals_the_reference_on_the_same_inputs(
 ) -> None:
     """The reference, exact on the bf16 inputs, differs by the rounding of bf16 at most."""
     q, k, v = (tensor.bfloat16() for tensor in shape.qkv(sum(lengths), torch.Generator().manual_seed(seed)))
+    v = v.clamp(-1, 1)
     how = Scoring(scale=shape.k_size**-0.5, window=window, softcap=softcap)
     expected = reference.chunk_attention(q, k, v, lengths, **how)
-    assert_partials_close(chunk_attention(q, k, v, lengths, **how), expected, 2 * BF16)
+    assert_partials_close(chunk_attention(q, k, v, lengths, **how), expected, BF16)
 
 
 def test_views_of_packed_rows_need_no_copy() -> None:

@@ -65,9 +65,10 @@ def test_bf16_equals_the_reference_on_the_same_inputs(
 ) -> None:
     """With bf16 rows and cache the reference, exact on these inputs, differs by the rounding of bf16 at most."""
     q, keys, values, batch = _stored(listed, shape, block_size, seed, torch.bfloat16)
+    values.clamp_(-1, 1)  # NaN stays NaN
     how = Scoring(scale=shape.k_size**-0.5, window=window, softcap=softcap)
     expected = reference.paged_attention(q, keys, values, batch, **how)
-    assert_partials_close(paged_attention(q, keys, values, batch, **how), expected, 2 * BF16)
+    assert_partials_close(paged_attention(q, keys, values, batch, **how), expected, BF16)
 
 
 @settings(max_examples=40, deadline=None)
@@ -122,7 +123,7 @@ def test_large_scores_neither_overflow_nor_lose_the_largest() -> None:
     [
         (PagedSegment([0], 5, 0, 4, 1), "num_keys of segment 0 is 5; its 1 blocks hold 4"),
         (PagedSegment([0, -1], 5, 0, 4, 1), "segment 0 names block -1"),
-        (PagedSegment([0], -1, 0, 4, 1), "num_keys of segment 0 is -1"),
+        (PagedSegment([0], -1, 0, 4, 1), "none of its numbers may be negative"),
     ],
 )
 def test_segments_that_can_not_be_are_refused(segment: PagedSegment, message: str) -> None:

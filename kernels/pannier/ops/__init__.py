@@ -24,7 +24,7 @@ A *partial* is (o, l): the normalised output and the log-sum-exp of the scores, 
 from pannier.ops.chunk_attention import chunk_attention
 from pannier.ops.kv_cache import CallShape, KVCache, block_bytes
 from pannier.ops.merge_partials import merge_partials, merge_sinks
-from pannier.ops.paged_attention import PagedBatch, PagedSegment, paged_attention
+from pannier.ops.paged_attention import PagedBatch, PagedSegment, Scratch, paged_attention
 from pannier.ops.store_kv import store_kv
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "KVCache",
     "PagedBatch",
     "PagedSegment",
+    "Scratch",
     "block_bytes",
     "chunk_attention",
     "merge_partials",

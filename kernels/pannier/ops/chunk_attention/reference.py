@@ -1,4 +1,4 @@
-"""Slow and obvious: row by row, head by head, in fp64."""
+"""Slow and obvious: row by row, in fp64."""
 
 from collections.abc import Sequence
 
@@ -11,20 +11,18 @@ def chunk_attention(
 ) -> tuple[Tensor, Tensor]:
     """See `pannier.ops.chunk_attention`."""
     rows, heads, _ = q.shape
-    heads_per_kv = heads // k.shape[1]
-    o = torch.zeros(rows, heads, v.shape[2], dtype=torch.float64)
+    k = k.double().repeat_interleave(heads // k.shape[1], dim=1)  # [T, H, Dk]
+    v = v.double().repeat_interleave(heads // v.shape[1], dim=1)  # [T, H, Dv]
+    o = torch.zeros(v.shape, dtype=torch.float64)
     lse = torch.full((rows, heads), float("-inf"), dtype=torch.float64)
     start = 0
     for length in lengths:
-        for row in range(length):
-            first = max(0, row - window + 1) if window else 0
-            seen = slice(start + first, start + row + 1)
-            for head in range(heads):
-                kv_head = head // heads_per_kv
-                scores = k[seen, kv_head].double() @ q[start + row, head].double() * scale
-                if softcap:
-                    scores = softcap * torch.tanh(scores / softcap)
-                o[start + row, head] = torch.softmax(scores, dim=0) @ v[seen, kv_head].double()
-                lse[start + row, head] = torch.logsumexp(scores, dim=0)
+        for row in range(start, start + length):
+            first = max(start, row - window + 1) if window else start
+            scores = torch.einsum("hd,nhd->hn", q[row].double(), k[first : row + 1]) * scale
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            o[row] = torch.einsum("hn,nhd->hd", torch.softmax(scores, dim=1), v[first : row + 1])
+            lse[row] = torch.logsumexp(scores, dim=1)
         start += length
     return o.float(), lse.float()

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pannier.ops.paged_attention import batched
-from pannier.ops.paged_attention.batch import PagedBatch, PagedSegment
+from pannier.ops.paged_attention.batch import PagedBatch, PagedSegment, Scratch
 
 
 def paged_attention(
@@ -37,4 +37,4 @@ def _check(q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch) -> None:
         raise ValueError(f"values have shape {list(values.shape)}; {list(keys.shape[:3])} must come first, as in keys")
 
 
-__all__ = ["PagedBatch", "PagedSegment", "paged_attention"]
+__all__ = ["PagedBatch", "PagedSegment", "Scratch", "paged_attention"]

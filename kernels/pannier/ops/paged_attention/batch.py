@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pannier.ops.paged_attention.plan import Bucket, Geometry, make_plan
+from pannier.ops.paged_attention.scratch import Scratch
 from pannier.ops.paged_attention.segment import PagedSegment
 
 
@@ -20,15 +21,22 @@ class PagedBatch:
     segments: tuple[PagedSegment, ...]
     device: torch.device
     num_rows: int
+    scratch: Scratch
     _plans: dict[Geometry, tuple[Bucket, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def build(cls, segments: Iterable[PagedSegment], device: torch.device | str) -> "PagedBatch":
-        """The batch of these segments, for tensors on `device`. Raises ValueError for a negative or missing number."""
+    def build(
+        cls, segments: Iterable[PagedSegment], device: torch.device | str, scratch: Scratch | None = None
+    ) -> "PagedBatch":
+        """The batch of these segments, for tensors on `device`.
+
+        A thread that builds a batch for every step keeps one `scratch` for them; None makes one for this batch. Raises
+        ValueError for a negative number.
+        """
         listed = tuple(segments)
         for number, segment in enumerate(listed):
             segment.check(number)
-        return cls(listed, torch.device(device), sum(segment.num_queries for segment in listed))
+        return cls(listed, torch.device(device), sum(segment.num_queries for segment in listed), scratch or Scratch())
 
     def plan(self, geometry: Geometry) -> tuple[Bucket, ...]:
         """The buckets to compute for a call of this geometry; rows in none of them see nothing."""
@@ -39,4 +47,4 @@ class PagedBatch:
         return buckets
 
 
-__all__ = ["PagedBatch", "PagedSegment"]
+__all__ = ["PagedBatch", "PagedSegment", "Scratch"]

@@ -6,6 +6,7 @@ from torch import Tensor
 from pannier.ops.dense import attend
 from pannier.ops.paged_attention.batch import PagedBatch
 from pannier.ops.paged_attention.plan import Bucket, Geometry
+from pannier.ops.paged_attention.scratch import Scratch
 
 
 def paged_attention(
@@ -19,15 +20,16 @@ def paged_attention(
     lse = q.new_full((rows, heads), float("-inf"), dtype=torch.float32)
     for bucket in buckets:
         if bucket.rows is None:
-            return _attend_bucket(q, keys, values, bucket, scale, softcap)
-        part_o, part_l = _attend_bucket(q.index_select(0, bucket.rows), keys, values, bucket, scale, softcap)
+            return _attend_bucket(q, keys, values, bucket, batch.scratch, scale, softcap)
+        part_q = q.index_select(0, bucket.rows)
+        part_o, part_l = _attend_bucket(part_q, keys, values, bucket, batch.scratch, scale, softcap)
         o.index_copy_(0, bucket.rows, part_o)
         lse.index_copy_(0, bucket.rows, part_l)
     return o, lse
 
 
 def _attend_bucket(
-    q: Tensor, keys: Tensor, values: Tensor, bucket: Bucket, scale: float, softcap: float
+    q: Tensor, keys: Tensor, values: Tensor, bucket: Bucket, scratch: Scratch, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """q [S * R, H, Dk] to o [S * R, H, Dv], l [S * R, H]."""
     kv_heads = keys.shape[1]
@@ -37,8 +39,8 @@ def _attend_bucket(
     unfolded = (bucket.num_segments, bucket.num_rows, kv_heads, heads // kv_heads)
     part_o, part_l = attend(
         _fold(q.view(*unfolded, k_size)),
-        _gather(keys, bucket),
-        _gather(values, bucket),
+        _gather(keys, bucket, scratch, "keys"),
+        _gather(values, bucket, scratch, "values"),
         bucket.mask,
         scale=scale,
         softcap=softcap,
@@ -55,7 +57,8 @@ def _fold(q: Tensor) -> Tensor:
     return q.transpose(1, 2).flatten(2, 3)
 
 
-def _gather(stored: Tensor, bucket: Bucket) -> Tensor:
+def _gather(stored: Tensor, bucket: Bucket, scratch: Scratch, name: str) -> Tensor:
     """[P, G, K, size] to [S, G, L, size]."""
-    picked = stored.view(-1, stored.shape[3]).index_select(0, bucket.keys)
+    picked = scratch.take(name, bucket.keys.shape[0], stored)
+    torch.index_select(stored.view(-1, stored.shape[3]), 0, bucket.keys, out=picked)
     return picked.view(bucket.num_segments, stored.shape[1], -1, stored.shape[3])

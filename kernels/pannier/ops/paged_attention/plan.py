@@ -1,23 +1,22 @@
 """From segments to index tensors: which segments are computed together, and where their keys lie.
 
 Segments with as many rows and about as many keys form a bucket, padded to its longest one. Padding repeats a key that
-is stored, and is masked: nothing else of a block is read, so that what was left there can't become NaN * 0.
+is stored, and is masked: nothing else of a block is read, so what was left there can't become NaN * 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from pannier.ops.paged_attention.segment import PagedSegment, View, visible
 
-MAX_PADDING = 1.5
-"""A bucket's longest segment has at most this many times the keys of its shortest."""
+FREE_PADDING = 64
+"""Keys; padding a segment by so few costs less than a bucket of its own."""
 
-MAX_BUCKET_TOKENS = 1 << 16
-"""Padded keys in a bucket of several segments: bounds the memory that gathered keys and values take."""
+MAX_BUCKET_KEYS = 1 << 14
+"""Keys in a bucket of several segments, padding included: bounds the memory that gathered keys and values take."""
 
 
 @dataclass(frozen=True)
@@ -46,86 +45,84 @@ class Bucket:
 
 def make_plan(segments: Sequence[PagedSegment], geometry: Geometry, device: torch.device) -> tuple[Bucket, ...]:
     """Buckets that hold every row that sees anything. Raises ValueError when blocks are missing."""
-    _check_room(segments, geometry.block_size)
-    counts = [segment.num_queries for segment in segments]
-    total = sum(counts)
-    starts = [0, *accumulate(counts)]
-    views = [
-        view
-        for segment, start in zip(segments, starts, strict=False)
-        if (view := visible(segment, start, geometry.window)) is not None
-    ]
-    return tuple(_make_bucket(group, geometry, total, device) for group in _group(views))
-
-
-def _check_room(segments: Sequence[PagedSegment], block_size: int) -> None:
+    views: list[View] = []
+    first_row = 0
     for number, segment in enumerate(segments):
-        room = len(segment.blocks) * block_size
-        if segment.num_keys > room:
-            raise ValueError(
-                f"num_keys of segment {number} is {segment.num_keys}; its {len(segment.blocks)} blocks hold {room}"
-            )
+        _check_room(number, segment, geometry.block_size)
+        view = visible(segment, first_row, geometry.window, geometry.block_size)
+        if view is not None:
+            views.append(view)
+        first_row += segment.num_queries
+    return tuple(_make_bucket(group, geometry, first_row, device) for group in _group(views))
+
+
+def _check_room(number: int, segment: PagedSegment, block_size: int) -> None:
+    room = len(segment.blocks) * block_size
+    if segment.num_keys > room:
+        raise ValueError(
+            f"num_keys of segment {number} is {segment.num_keys}; its {len(segment.blocks)} blocks hold {room}"
+        )
 
 
 def _group(views: Sequence[View]) -> list[list[View]]:
     """Equal numbers of rows, similar numbers of keys; each group in the order of its rows."""
     groups: list[list[View]] = []
-    longest = 0
     for view in sorted(views, key=lambda view: (view.num_rows, -view.num_keys)):
-        group = groups[-1] if groups else []
-        fits = (
-            group
-            and view.num_rows == group[0].num_rows
-            and view.num_keys * MAX_PADDING >= longest
-            and (len(group) + 1) * longest <= MAX_BUCKET_TOKENS
-        )
-        if fits:
-            group.append(view)
+        if groups and _fits(view, groups[-1]):
+            groups[-1].append(view)
         else:
             groups.append([view])
-            longest = view.num_keys
     return [sorted(group, key=lambda view: view.first_row) for group in groups]
+
+
+def _fits(view: View, group: Sequence[View]) -> bool:
+    longest = group[0].num_keys
+    return (
+        view.num_rows == group[0].num_rows
+        and longest - view.num_keys <= max(FREE_PADDING, longest // 3)
+        and longest * (len(group) + 1) <= MAX_BUCKET_KEYS
+    )
 
 
 def _make_bucket(group: Sequence[View], geometry: Geometry, total: int, device: torch.device) -> Bucket:
     num_rows = group[0].num_rows
     index = torch.arange(max(view.num_keys for view in group))
-    num_keys = torch.tensor([view.num_keys for view in group]).unsqueeze(1)
-    stored = index < num_keys  # [S, L]
+    stored = index < _column(view.num_keys for view in group)  # [S, L]
     mask = _mask(group, index, stored, geometry)
-    rows = torch.tensor([view.first_row for view in group]).unsqueeze(1) + torch.arange(num_rows)
+    rows = _column(view.first_row for view in group) + torch.arange(num_rows)
     return Bucket(
         num_segments=len(group),
         num_rows=num_rows,
-        rows=None if len(group) * num_rows == total else rows.flatten().to(device),
-        keys=_key_rows(group, torch.where(stored, index, 0), geometry).to(device),
+        rows=None if rows.numel() == total else rows.flatten().to(device),
+        keys=_key_rows(group, stored, geometry).to(device),
         mask=None if mask is None else mask.to(device),
     )
 
 
-def _key_rows(group: Sequence[View], index: Tensor, geometry: Geometry) -> Tensor:
-    """Where in the cache the keys `index` [S, L] of the views lie, for each KV head: [S * G * L]."""
+def _column(numbers: Iterable[int]) -> Tensor:
+    return torch.tensor(list(numbers)).unsqueeze(1)
+
+
+def _key_rows(group: Sequence[View], stored: Tensor, geometry: Geometry) -> Tensor:
+    """Where in the cache the keys of the views lie, for each KV head: [S * G * L]."""
+    kv_heads, block_size = geometry.kv_heads, geometry.block_size
     width = max(len(view.blocks) for view in group)
     table = torch.tensor([[*view.blocks, *[0] * (width - len(view.blocks))] for view in group])
-    token = index + torch.tensor([view.first_key for view in group]).unsqueeze(1)
-    block = table.gather(1, token // geometry.block_size).unsqueeze(1)  # [S, 1, L]
-    head = torch.arange(geometry.kv_heads).unsqueeze(1)  # [G, 1]
-    row = (block * geometry.kv_heads + head) * geometry.block_size + (token % geometry.block_size).unsqueeze(1)
-    return row.flatten()
+    in_block = torch.arange(kv_heads * block_size).view(kv_heads, 1, block_size)
+    rows = table.view(-1, 1, width, 1) * (kv_heads * block_size) + in_block  # [S, G, blocks, K]
+    rows = rows.flatten(2)[:, :, : stored.shape[1]]
+    return torch.where(stored.unsqueeze(1), rows, rows[:, :, :1]).flatten()
 
 
 def _mask(group: Sequence[View], index: Tensor, stored: Tensor, geometry: Geometry) -> Tensor | None:
     """[S, 1, R * H/G, L]: the heads of one KV head stand beside one another, as rows."""
-    key = torch.tensor([view.key_position for view in group]).view(-1, 1, 1) + index  # [S, 1, L]
-    row = torch.tensor([view.row_position for view in group]).view(-1, 1, 1)
-    row = row + torch.arange(group[0].num_rows).unsqueeze(1)  # [S, R, 1]
-    seen = stored.unsqueeze(1) & (key <= row)
+    ahead = _column(view.row_position - view.key_position for view in group) + torch.arange(group[0].num_rows)
+    distance = ahead.unsqueeze(2) - index  # [S, R, L], from key to row
+    seen = stored.unsqueeze(1) & (distance >= 0)
     if geometry.window:
-        seen &= key > row - geometry.window
+        seen &= distance < geometry.window
     if bool(seen.all()):
         return None
-    mask = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
     segments, rows, length = seen.shape
-    heads = geometry.heads_per_kv
-    folded = mask.unsqueeze(2).expand(segments, rows, heads, length)
-    return folded.reshape(segments, 1, rows * heads, length)
+    mask = torch.where(seen, 0.0, float("-inf")).unsqueeze(2)
+    return mask.expand(segments, rows, geometry.heads_per_kv, length).reshape(segments, 1, -1, length)
