@@ -37,6 +37,8 @@ class Lane:
     queue: deque[QueuedStep] = field(default_factory=deque)
     run: StepRun | None = None
     awake: bool = False
+    has_failed: bool = False
+    """A step was given up: what follows would read what it has not written. Until the next session."""
     drawn_step: int = 0
     drawn_tokens: torch.Tensor | None = None
     started: float = 0.0
@@ -69,6 +71,8 @@ class ComputeCore:
             case m.NewSession():
                 self._start_session(message.session)
             case m.Step() | m.AbortStep() if (message.life, message.session) != (self._life, self._session):
+                self.counters["stale_frames"] += 1
+            case m.Step() if self._lanes[message.lane].has_failed:
                 self.counters["stale_frames"] += 1
             case m.Step():
                 self._lanes[message.lane].queue.append(QueuedStep(message, tensors[0].long(), tensors[1].tolist()))
@@ -127,7 +131,7 @@ class ComputeCore:
             token_ids = self._resolve_previous(lane, queued)
             groups = [(rows, self._shares(step, rows)) for rows in group_rows(step, queued.block_tables)]
         except WireError as error:
-            self._report_failure(step, str(error))
+            self._give_up(lane, step, str(error))
             return
         lane.run, lane.awake = StepRun(self._model, step, token_ids, groups), True
         lane.started, lane.computed_s, lane.idle_before_s = time.perf_counter(), 0.0, self.idle_s
@@ -196,13 +200,13 @@ class ComputeCore:
             self._reply(m.StepAborted(abort.life, abort.session, abort.step, abort.lane))
 
     def _fail(self, lane: Lane, reason: str) -> None:
-        """Give the step up; the gateway will fence this session, which ends whatever is left of it elsewhere."""
         assert lane.run is not None
         lane.run.going.close()
-        step, lane.run, lane.awake = lane.run.step, None, False
-        lane.queue.clear()
-        self._report_failure(step, reason)
+        self._give_up(lane, lane.run.step, reason)
 
-    def _report_failure(self, step: m.Step, reason: str) -> None:
+    def _give_up(self, lane: Lane, step: m.Step, reason: str) -> None:
+        """Say that the step can't be done; the gateway will fence this session, which ends all that is left of it."""
+        lane.run, lane.awake, lane.has_failed = None, False, True
+        lane.queue.clear()
         self.counters["failed_steps"] += 1
         self._reply(m.StepFailed(step.life, step.session, step.step, step.lane, reason))
