@@ -75,6 +75,11 @@ class AttentionCore:
         if lane is None:
             self.counters["stale_frames"] += 1
             return
+        yield from self._attempt(lane, message, tensors)
+        while lane.running is None and (early := _early_begin(lane)) is not None:
+            yield from self._attempt(lane, *early)
+
+    def _attempt(self, lane: Lane, message: ComputeToAttention, tensors: Tensors) -> Iterable[Reply]:
         try:
             yield from self._receive_in_lane(lane, message, tensors)
         except WireError as error:
@@ -107,14 +112,17 @@ class AttentionCore:
 
     def _begin(self, lane: Lane, begin: m.BeginStep, tensors: Tensors) -> Iterable[Reply]:
         assert self.shard is not None
+        for step in [step for step in lane.early if step < begin.step]:
+            self.counters["stale_frames"] += len(lane.early.pop(step))
         lane.step, lane.pieces, lane.expected_pieces = begin.step, 0, None
-        lane.running = self.shard.begin(begin, tensors[0].tolist())
+        lane.running = self.shard.begin(begin, _block_tables(tensors))
         for message, early_tensors in lane.early.pop(begin.step, ()):
-            yield from self._work(lane, lane.running, message, early_tensors)
+            if lane.running is None:  # complete, and this is one too many
+                self.counters["stale_frames"] += 1
+            else:
+                yield from self._work(lane, lane.running, message, early_tensors)
 
-    def _work(
-        self, lane: Lane, running: ShardStep, message: ComputeToAttention, tensors: Tensors
-    ) -> Iterable[Reply]:
+    def _work(self, lane: Lane, running: ShardStep, message: ComputeToAttention, tensors: Tensors) -> Iterable[Reply]:
         match message:
             case m.Piece():
                 yield self._piece(running, message, tensors)
@@ -125,12 +133,17 @@ class AttentionCore:
                 raise WireError(f"step {message.step} began twice")
             case _:
                 assert_never(message)
+        if lane.expected_pieces is not None and lane.pieces > lane.expected_pieces:
+            raise WireError(f"{lane.pieces} pieces of step {message.step} came, which has {lane.expected_pieces}")
         if lane.pieces == lane.expected_pieces:
-            yield from self._complete(lane, message)
+            yield self._complete(lane, message)
 
     def _piece(self, running: ShardStep, piece: m.Piece, tensors: Tensors) -> Reply:
-        if not running.call_exists(piece.call) or len(tensors) != 2 + piece.is_request:
-            raise WireError(f"a piece of call {piece.call} with {len(tensors)} parts")
+        if not running.call_exists(piece.call):
+            raise WireError(f"call {piece.call} does not exist")
+        if [tensor.dim() for tensor in tensors] != [3] * (2 + piece.is_request):
+            shapes = [tuple(tensor.shape) for tensor in tensors]
+            raise WireError(f"call {piece.call}: a piece has k and v, a request q before them, not shapes {shapes}")
         *queries, k, v = tensors
         running.store(piece.call, piece.first_stored_row, k, v)
         if not queries:
@@ -138,22 +151,13 @@ class AttentionCore:
         answer, seconds = running.attend(piece.call, queries[0], piece.lse_from)
         return m.Answer(piece.life, piece.session, piece.step, piece.lane, piece.call, seconds, ()), answer
 
-    def _complete(self, lane: Lane, message: ComputeToAttention) -> Iterable[Reply]:
-        """The step is over: acknowledge it once the device has written it, then begin what came early."""
+    def _complete(self, lane: Lane, message: ComputeToAttention) -> Reply:
+        """The step is over: acknowledge it once the device has written it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         lane.running = None
         self.counters["steps"] += 1
-        yield m.StepWritten(message.life, message.session, message.step, message.lane), []
-        yield from self._begin_early(lane)
-
-    def _begin_early(self, lane: Lane) -> Iterable[Reply]:
-        for step in sorted(lane.early):
-            for place, (message, tensors) in enumerate(lane.early[step]):
-                if isinstance(message, m.BeginStep):
-                    del lane.early[step][place]
-                    yield from self._begin(lane, message, tensors)
-                    return
+        return m.StepWritten(message.life, message.session, message.step, message.lane), []
 
     def _abort(self, lane: Lane, message: ComputeToAttention) -> Iterable[Reply]:
         if message.step > lane.step and lane.running is not None:
@@ -162,11 +166,27 @@ class AttentionCore:
         if message.step >= lane.step:
             lane.step, lane.running = message.step, None
         yield m.StepAborted(message.life, message.session, message.step, message.lane), []
-        if lane.running is None:
-            yield from self._begin_early(lane)
 
     def _fail(self, lane: Lane, message: ComputeToAttention, reason: str) -> Iterable[Reply]:
         """Say why, and forget the step as if it had been aborted."""
         self.counters["failed_steps"] += 1
         lane.step, lane.running = message.step, None
+        lane.early.pop(message.step, None)
         yield m.StepFailed(message.life, message.session, message.step, message.lane, reason), []
+
+
+def _early_begin(lane: Lane) -> tuple[m.BeginStep, Tensors] | None:
+    """Take out the first step whose `BeginStep` came while another was under way."""
+    for step in sorted(lane.early):
+        for place, (message, tensors) in enumerate(lane.early[step]):
+            if isinstance(message, m.BeginStep):
+                del lane.early[step][place]
+                return message, tensors
+    return None
+
+
+def _block_tables(tensors: Tensors) -> list[int]:
+    if [(tensor.dtype, tensor.dim()) for tensor in tensors] != [(torch.int32, 1)]:
+        raise WireError(f"a step begins with one int32 list of block tables, not {[t.dtype for t in tensors]}")
+    tables: list[int] = tensors[0].tolist()
+    return tables

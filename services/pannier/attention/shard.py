@@ -26,18 +26,17 @@ class Shard:
             CallShape(heads.stop - heads.start, call.k_size, call.v_size)
             for call, heads in zip(assign.calls, assign.heads, strict=True)
         ]
-        self.cache = make_cache(
-            shapes, assign.num_blocks, assign.block_size, TORCH_DTYPES[assign.kv_dtype], device
-        )
+        self.cache = make_cache(shapes, assign.num_blocks, assign.block_size, TORCH_DTYPES[assign.kv_dtype], device)
 
     def begin(self, begin: m.BeginStep, block_tables: Sequence[int]) -> "ShardStep":
         """Copy blocks and read what the step's rows mean. Raises `WireError` if it doesn't fit the cache."""
+        step = ShardStep(self, begin.segments, block_tables)
         copies = [copy for copy in begin.copies if copy.group == self.assign.group]
-        for copy in copies:
-            self._check_blocks((copy.source, copy.target))
-        if copies:
+        try:
             self.cache.copy_blocks([copy.source for copy in copies], [copy.target for copy in copies])
-        return ShardStep(self, begin.segments, block_tables)
+        except ValueError as error:
+            raise WireError(str(error)) from error
+        return step
 
     def blocks_of(self, segment: m.Segment, block_tables: Sequence[int]) -> Sequence[int]:
         """The block numbers of a segment. Raises `WireError` if the segment names what isn't there."""
@@ -46,6 +45,8 @@ class Shard:
         if segment.kind is m.SegmentKind.DECODE and segment.num_queries != 1:
             raise WireError(f"a decode segment has one row, not {segment.num_queries}")
         blocks = block_tables[segment.first_block : segment.first_block + segment.num_blocks]
+        if len(blocks) != segment.num_blocks:
+            raise WireError(f"blocks {segment.first_block} to {segment.first_block + segment.num_blocks} are not there")
         tokens = segment.num_stored + (segment.num_queries if segment.stores else 0)
         if tokens > len(blocks) * self.assign.block_size:
             raise WireError(f"{tokens} tokens do not fit {len(blocks)} blocks of {self.assign.block_size}")
@@ -85,6 +86,7 @@ class ShardStep:
         expected = (len(slots), heads.stop - heads.start)
         if k.shape != (*expected, geometry.k_size) or v.shape != (*expected, geometry.v_size):
             raise WireError(f"call {call}: k {tuple(k.shape)} and v {tuple(v.shape)} are not {expected} rows and heads")
+        self._check_dtypes(call, k, v)
         cache = self._shard.cache
         store_kv(cache.keys(call), cache.values(call), slots, k.to(cache.device), v.to(cache.device))
 
@@ -94,6 +96,7 @@ class ShardStep:
         num_heads = (heads.stop - heads.start) * (geometry.q_heads // geometry.kv_heads)
         if q.shape != (self.num_queries, num_heads, geometry.k_size):
             raise WireError(f"call {call}: q {tuple(q.shape)} is not {(self.num_queries, num_heads, geometry.k_size)}")
+        self._check_dtypes(call, q)
         started = time.perf_counter()
         cache = self._shard.cache
         o, lse = paged_attention(
@@ -110,6 +113,11 @@ class ShardStep:
     def call_exists(self, call: int) -> bool:
         """Whether the model has this call."""
         return 0 <= call < len(self._calls)
+
+    def _check_dtypes(self, call: int, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            if tensor.dtype != self._shard.wire_dtype:
+                raise WireError(f"call {call}: {tensor.dtype} came where {self._shard.wire_dtype} was agreed on")
 
 
 def _paged(segment: m.Segment, blocks: Sequence[int]) -> PagedSegment:

@@ -96,7 +96,7 @@ class AttentionWorker:
             self.core.counters["refused_frames"] += 1
             return
         tensors = unpack(getattr(message, "parts", ()), payload)
-        for reply, answer in self.core.receive(peer.decode(), message, tensors):
+        for reply, answer in self.core.receive(peer.decode(errors="backslashreplace"), message, tensors):
             self._send(peer, encode_with(reply, answer))
 
     def _send(self, peer: bytes, frames: Frames) -> None:
