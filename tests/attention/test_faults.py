@@ -236,7 +236,7 @@ def test_a_step_that_does_not_fit_fails(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD_PIECES)
 def test_a_piece_that_does_not_fit_fails(name: str) -> None:
-    """A piece must have the shapes and dtypes of its call and rows, else its step fails; nobody else's blocks changed."""
+    """A piece must have the shapes and dtypes of its call and rows, else its step fails; others keep their blocks."""
     spoil, reason = BAD_PIECES[name]
     sequence = Stored([2, 5])
     hand = Hand(seed=4)
