@@ -122,11 +122,15 @@ class FakeGateway:
         order = self._outgoing.get()
         if order is not None:
             request, frames = order
-            self._router.send_multipart([self._peers[request], *frames])
+            self._send_frames(self._peers[request], frames)
         return order is not None
 
     def _answer(self, peer: bytes, message: Message) -> None:
-        self._router.send_multipart([peer, *encode(message)])
+        self._send_frames(peer, [bytes(frame) for frame in encode(message)])
+
+    def _send_frames(self, peer: bytes, frames: list[bytes]) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # the client has left
+            self._router.send_multipart([peer, *frames])
 
 
 @pytest.fixture(params=["tcp", "ipc"])
