@@ -136,7 +136,7 @@ def window_of(mask_function: Callable[..., Any]) -> int:
     if _made_by(mask_function, masking_utils.and_masks):
         return _window_of_all(_enclosed(mask_function, "mask_functions"))
     name = mask_function.__qualname__.split(".")[0]
-    raise Unsupported(f"asks for a mask that isn't causal ({name})")
+    raise Unsupported(f"is not a causal decoder as it is configured, it asks for another mask ({name})")
 
 
 def _window_of_all(parts: tuple[Callable[..., Any], ...]) -> int:

@@ -80,7 +80,7 @@ def longest(config: PretrainedConfig, asked: int | None) -> int:
     Raises:
         ValueError: more were asked for than the model has, or none were and the configuration doesn't say.
     """
-    has = getattr(config.get_text_config(), "max_position_embeddings", None)
+    has = _positions(config)
     if asked is None and has is None:
         raise ValueError(f"{config.model_type}: its configuration has no longest length, give a max_model_len")
     if asked is not None and has is not None and asked > has:
@@ -88,6 +88,16 @@ def longest(config: PretrainedConfig, asked: int | None) -> int:
     length = asked or has
     assert length is not None
     return int(length)
+
+
+def _positions(config: PretrainedConfig) -> int | None:
+    """How many positions the model has, if its configuration says so."""
+    try:
+        config = config.get_text_config(decoder=True)
+    except ValueError:
+        pass  # several decoders in one model: look at the whole
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    return positions
 
 
 def _config(path: str) -> PretrainedConfig:

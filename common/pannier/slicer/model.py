@@ -59,7 +59,7 @@ class SlicedModel:
         self.max_model_len = max_model_len
         self.source = cut.source
         self.weights = weights
-        self._slices = cut.slices
+        self.slices = cut.slices
         self._functions = _compile(cut.source)
         self._weights_of = [tuple(weights[name] for name in piece.weights) for piece in cut.slices]
 
@@ -85,12 +85,12 @@ class SlicedModel:
 
     def resume(self, values: Values, first: int) -> Run:
         """Runs from slice `first` on, given the values alive before it (which are used up)."""
-        for index in range(first, len(self._slices)):
+        for index in range(first, len(self.slices)):
             result = self._run_slice(index, values)
             if index == len(self.calls):
                 break
             output = yield Attend(self.calls[index], *result)
-            name = self._slices[index].output
+            name = self.slices[index].output
             assert name is not None
             values[name] = output
             del result, output
@@ -103,7 +103,7 @@ class SlicedModel:
 
     def _run_slice(self, index: int, values: Values) -> list[torch.Tensor]:
         """Runs one slice, and leaves in `values` only what later ones need."""
-        piece = self._slices[index]
+        piece = self.slices[index]
         given = self._functions[piece.function](
             self.device, self._weights_of[index], *(values[name] for name in piece.takes)
         )

@@ -40,7 +40,7 @@ def prove(config: PretrainedConfig, max_model_len: int, cache_dir: Path) -> None
         CannotSlice: they may not, and why.
     """
     if getattr(config, "is_encoder_decoder", False):
-        raise CannotSlice(config.model_type, "is not a causal decoder: it has an encoder")
+        raise CannotSlice(config.model_type, "is not a causal decoder, it has an encoder")
     smaller = _shrunk(config, max_model_len)
     file = cache_dir / "proofs" / f"{key_of({'configs': [c.to_dict() for c in smaller]})}.json"
     if _is_proved(file):
@@ -49,11 +49,19 @@ def prove(config: PretrainedConfig, max_model_len: int, cache_dir: Path) -> None
         with _own_seed():
             largest = check(_model(smaller))
     except Unsupported as reason:
-        raise CannotSlice(config.model_type, str(reason)) from reason
+        raise CannotSlice(config.model_type, _sentence(config, str(reason))) from reason
     try:
         write_own(file, json.dumps({"model_type": config.model_type, "largest_difference": largest}).encode())
     except OSError as error:
         log.warning("the proof can't be kept for the next start: %s", error)
+
+
+def _sentence(config: PretrainedConfig, reason: str) -> str:
+    """The reason, after what is known about the type that explains it."""
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if getattr(model_class, "_is_stateful", False):
+        return f"has layers that keep a state of their own beside keys and values ({reason})"
+    return reason
 
 
 def check(model: PreTrainedModel) -> float:
