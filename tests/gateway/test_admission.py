@@ -40,8 +40,12 @@ def generate(**fields: Any) -> Generate:
     return Generate(request="r", params=params, **{**nothing, **fields})
 
 
+CAPACITY = 10_000
+"""Tokens that the cache holds; more than any window here."""
+
+
 def admit(admission: Admission, **fields: Any) -> Admitted:
-    return admission.admit(generate(**fields), sequence=7)
+    return admission.admit(generate(**fields), sequence=7, capacity=CAPACITY)
 
 
 @pytest.mark.parametrize(
@@ -177,3 +181,9 @@ def test_a_model_without_tokenizer_gives_tokens_without_text(textless: Admission
     released = admitted.output.push(Drawn(7, 5, None, ()))
     assert (released.text, released.drawn) == ("", (Drawn(7, 5, None, ()),))
     assert admitted.request.eos_tokens == frozenset()
+
+
+def test_without_max_tokens_an_output_may_fill_what_the_cache_holds(textless: Admission) -> None:
+    """A cache smaller than the window is no reason to refuse a request that asks for no certain length."""
+    message = generate(prompt=None, prompt_tokens=(1, 2, 3))
+    assert textless.admit(message, sequence=7, capacity=8).request.max_tokens == 5

@@ -33,8 +33,11 @@ class Admission:
     max_model_len: int
     """Tokens of prompt and output together."""
 
-    def admit(self, message: Generate, sequence: int) -> Admitted:
-        """The request as `sequence`. Raises `Rejected` naming the field, its value and what is legal."""
+    def admit(self, message: Generate, sequence: int, capacity: int) -> Admitted:
+        """The request as `sequence`. Raises `Rejected` naming the field, its value and what is legal.
+
+        `capacity` is tokens that the cache can hold of one sequence: as much as is generated when nobody says how much.
+        """
         self._check_model(message.model)
         params = message.params
         _check_params(params)
@@ -42,15 +45,16 @@ class Admission:
         field, prompt = self._read_prompt(message)
         self._check_prompt(field, prompt)
         detokenizer = self.text.detokenizer(prompt) if self.text else None
-        return Admitted(self._request(prompt, params, sequence), OutputText(detokenizer, params.stop))
+        return Admitted(self._request(prompt, params, sequence, capacity), OutputText(detokenizer, params.stop))
 
-    def _request(self, prompt: tuple[int, ...], params: SamplingParams, sequence: int) -> Request:
+    def _request(self, prompt: tuple[int, ...], params: SamplingParams, sequence: int, capacity: int) -> Request:
         room = self.max_model_len - len(prompt)
+        wanted = max(1, capacity - len(prompt)) if params.max_tokens is None else params.max_tokens
         eos_tokens = frozenset[int]() if self.text is None or params.ignore_eos else self.text.eos_tokens
         return Request(
             sequence=sequence,
             prompt=prompt,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_tokens=min(room, wanted),
             temperature=params.temperature,
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             logprobs=params.logprobs,

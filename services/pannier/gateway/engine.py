@@ -40,7 +40,7 @@ class Engine:
             return
         sequence = next(self._next_sequence)
         try:
-            admitted = self.admission.admit(message, sequence)
+            admitted = self.admission.admit(message, sequence, self._capacity())
             self.scheduler.add(admitted.request)
         except Rejected as rejected:
             self._refuse(peer, message, rejected)
@@ -67,9 +67,7 @@ class Engine:
         """A step of a lane is done: advance its sequences, stream their text, plan on."""
         self.steps_by_lane[lane] += 1
         self.last_times[lane] = done.times
-        outputs = self.scheduler.commit(done.step, done.drawn)
-        self.pump()  # before the text: workers wait for steps, nobody waits for a millisecond of detokenising
-        self.deliver(outputs)
+        self.deliver(self.scheduler.commit(done.step, done.drawn))  # before planning: a stop string may end a sequence
         self.pump()
 
     def deliver(self, outputs: list[Output]) -> None:
@@ -78,6 +76,11 @@ class Engine:
             stream = self.streams.of_sequence(output.sequence)
             if stream is not None:
                 self._deliver(stream, output)
+
+    def _capacity(self) -> int:
+        """Tokens that the largest group can hold of one sequence."""
+        pools = self.scheduler.pools.values()
+        return max((pool.total for pool in pools), default=0) * self.scheduler.config.block_size
 
     def _deliver(self, stream: Stream, output: Output) -> None:
         if output.drawn is None:
