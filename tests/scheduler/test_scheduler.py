@@ -318,10 +318,12 @@ def test_a_failed_step_ends_its_sequences_and_no_others() -> None:
     for number in range(3):
         scheduler.add(request(number))
     failing = planned(scheduler, lane=0)
-    planned(scheduler, lane=0)
+    behind = planned(scheduler, lane=0)
     scheduler.cancel(2)
     assert scheduler.fail(failing.step, "no such kernel") == [Output(0, None, "error", "no such kernel")]
     scheduler.check()
+    assert not scheduler.is_planned(failing.step)
+    assert not scheduler.is_planned(behind.step)
     assert [stepped(scheduler, lane=1)[0].sequence, scheduler.num_running] == [1, 1]
 
 
@@ -518,6 +520,25 @@ def test_the_refusal_says_what_would_fit() -> None:
         ["1", "5", "21"],
     ]
     scheduler.add(request(1, length=40, max_tokens=1))
+
+
+def test_a_cancelled_sequence_without_a_lane_is_gone() -> None:
+    scheduler = scheduler_with()
+    scheduler.add(request(0))
+    stepped(scheduler)
+    scheduler.remove_lane(0)
+    scheduler.cancel(0)
+    scheduler.check()
+    assert scheduler.is_idle
+    assert free_blocks(scheduler) == 100
+
+
+@pytest.mark.parametrize(("length", "max_tokens", "blocks"), [(4, 1, 1), (4, 2, 2), (5, 4, 2), (5, 5, 3), (1, 1, 1)])
+def test_a_sequence_takes_blocks_for_all_but_its_last_token(length: int, max_tokens: int, blocks: int) -> None:
+    scheduler = scheduler_with()
+    scheduler.add(request(0, length=length, max_tokens=max_tokens))
+    planned(scheduler)
+    assert free_blocks(scheduler) == 100 - blocks
 
 
 def test_without_attention_workers_requests_are_refused() -> None:
