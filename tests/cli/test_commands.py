@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.terminal import Started, Terminal, wait_for_end
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 READY = "pannier serves"
 
 

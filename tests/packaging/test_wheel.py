@@ -63,4 +63,5 @@ def test_the_base_install_is_enough_for_the_client(wheel: zipfile.Path, tmp_path
         [sys.executable, "-I", "-S", "-c", CLIENT_ONLY, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert set(ran.stdout.split()) - sys.stdlib_module_names == {"msgspec", "zmq"}
+    imported = set(ran.stdout.split()) - sys.stdlib_module_names
+    assert imported - {"typing_extensions"} == {"msgspec", "zmq"}  # which zmq takes where it is
