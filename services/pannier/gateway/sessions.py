@@ -83,7 +83,7 @@ class Sessions:
         log.warning("worker lost", worker=name, reason=reason)
         attention, compute = self._fleet.attention.pop(name, None), self._fleet.compute.get(name)
         if compute is not None:
-            compute.alive, compute.leaves = False, leaves
+            compute.alive, compute.leaves = False, compute.leaves or leaves
             self.fence(compute)
             if compute.standing in (Standing.REGISTERED, Standing.JOINED, Standing.LOST):
                 self._end(compute)
