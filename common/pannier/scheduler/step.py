@@ -45,10 +45,6 @@ class Planned:
     rows: List[Rows]
     groups: frozenset[int]
 
-    def names(self, sequence: Sequence) -> bool:
-        """Whether some rows are this sequence's."""
-        return any(rows.sequence is sequence for rows in self.rows)
-
 
 @dataclass(slots=True)
 class Draft:
