@@ -3,6 +3,7 @@
 Imports are inside, in two steps: the logs and the supervisor's pipe come before torch, which takes seconds.
 """
 
+import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +14,9 @@ import typer
 from pannier.cli.supervised import follow_supervisor
 
 if TYPE_CHECKING:
-    from pannier.compute.service import LocalPart
+    from pannier.attention.core import AttentionCore
     from pannier.runtime.config import ComputeConfig, RoleConfig
+    from pannier.wire.messages import AttentionFacts
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file with the settings.")]
 Settings = Annotated[
@@ -41,7 +43,7 @@ def compute(config: ConfigFile = None, setting: Settings = None, supervised: Sup
     loaded = _enter(ComputeConfig, config, setting or (), supervised)
     from pannier.compute.service import run
 
-    raise typer.Exit(run(loaded, _local_attention(loaded) if loaded.monolithic else None))
+    raise typer.Exit(run(loaded, functools.partial(_local_attention, loaded) if loaded.monolithic else None))
 
 
 def attention(config: ConfigFile = None, setting: Settings = None, supervised: Supervised = False) -> None:
@@ -74,7 +76,7 @@ def _settings(settings: Iterable[str]) -> dict[str, object]:
     return {name: value for name, _, value in pairs}
 
 
-def _local_attention(config: "ComputeConfig") -> "LocalPart":
+def _local_attention(config: "ComputeConfig") -> "tuple[AttentionCore, AttentionFacts]":
     """Attention for the compute worker's own process; only the command line knows both services."""
     from pannier.attention.core import AttentionCore
     from pannier.attention.service import attention_facts

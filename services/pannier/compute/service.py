@@ -1,5 +1,7 @@
 """A compute worker as a process."""
 
+from collections.abc import Callable
+
 import structlog
 import torch
 
@@ -19,11 +21,14 @@ from pannier.wire.tensors import TORCH_DTYPES, WIRE_DTYPES
 
 log = structlog.get_logger()
 
-LocalPart = tuple[LocalAttention, m.AttentionFacts]
+MakeLocal = Callable[[], tuple[LocalAttention, m.AttentionFacts]]
 
 
-def run(config: ComputeConfig, local: LocalPart | None = None) -> int:
-    """Run until told to stop; the process's exit code. With `local`, attention runs in this process too."""
+def run(config: ComputeConfig, local: MakeLocal | None = None) -> int:
+    """Run until told to stop; the process's exit code.
+
+    With `local`, attention runs in this process too; it is made after the weights have taken their memory.
+    """
     return run_service(ComputeService(config, local))
 
 
@@ -32,7 +37,7 @@ class ComputeService(WorkerService):
 
     role = "compute"
 
-    def __init__(self, config: ComputeConfig, local: LocalPart | None = None) -> None:
+    def __init__(self, config: ComputeConfig, local: MakeLocal | None = None) -> None:
         super().__init__(config)
         self._config = config
         self._local = local
@@ -44,7 +49,7 @@ class ComputeService(WorkerService):
             torch.set_num_threads(config.threads)
         source = resolve(config.model)
         model = await in_thread(load_model, config, source)
-        core, attention = self._local or (None, None)
+        core, attention = await in_thread(self._local) if self._local is not None else (None, None)
         worker = ComputeWorker(context, config.name, model, config.lanes, self.options, core)
         return worker, Facts(compute_facts(config, source, model), attention)
 
@@ -78,8 +83,7 @@ def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel
         wire_dtype=WIRE_DTYPES[model.dtype],
         lanes=config.lanes,
         calls=tuple(
-            m.CallGeometry(c.q_heads, c.kv_heads, c.k_size, c.v_size, c.scale, c.window, c.softcap)
-            for c in model.calls
+            m.CallGeometry(c.q_heads, c.kv_heads, c.k_size, c.v_size, c.scale, c.window, c.softcap) for c in model.calls
         ),
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
