@@ -26,6 +26,10 @@ def test_progress_is_shown_until_the_stack_is_ready() -> None:
     assert shown(loading, loading, ready_after=1) == ["compute-0: loading, step=slicing, layer=3"]
 
 
+def test_a_single_field_needs_no_name() -> None:
+    assert shown(event("info", "loading", step="slicing")) == ["compute-0: loading: slicing"]
+
+
 def test_what_is_wrong_is_always_shown() -> None:
     """With its traceback, if it has one."""
     wrong = event("error", "defect", exception="Traceback\n  here")

@@ -71,5 +71,7 @@ def _event(line: str) -> dict[str, Any] | None:
 
 
 def _sentence(event: dict[str, Any]) -> str:
-    fields = [f"{name}={value}" for name, value in event.items() if name not in UNSHOWN]
-    return ", ".join([str(event["event"]), *fields])
+    fields = {name: value for name, value in event.items() if name not in UNSHOWN}
+    if len(fields) == 1:
+        return f"{event['event']}: {next(iter(fields.values()))}"
+    return ", ".join([event["event"], *(f"{name}={value}" for name, value in fields.items())])
