@@ -86,12 +86,13 @@ class ComputeCore:
         lane = self._lanes[message.lane] if message.lane < len(self._lanes) else None
         run = lane.run if lane is not None else None
         current = (self._life, self._session, run.step.step if run is not None else None)
-        if lane is None or run is None or (message.life, message.session, message.step) != current:
+        share = run.shares.get(link.name) if run is not None else None
+        if lane is None or share is None or (message.life, message.session, message.step) != current:
             self.counters["stale_frames"] += 1
             return
         lane.awake = True
         try:
-            run.shares[link.name].receive(message, tensors)
+            share.receive(message, tensors)
         except (ShardFailed, WireError) as error:
             self._fail(lane, str(error))
 

@@ -7,6 +7,7 @@ import torch
 from pannier.wire import messages as m
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: spreads neighbouring seeds and positions apart
+_64_BITS = 2**64 - 1
 
 
 def draw(logits: torch.Tensor, samples: Sequence[m.Sample]) -> tuple[torch.Tensor, tuple[m.Drawn, ...]]:
@@ -25,9 +26,17 @@ def draw(logits: torch.Tensor, samples: Sequence[m.Sample]) -> tuple[torch.Tenso
 
 def _race(logits: torch.Tensor, sample: m.Sample) -> torch.Tensor:
     """The token whose exponential clock rings first: drawn with the softmax's probabilities."""
-    generator = torch.Generator().manual_seed((sample.seed * _GOLDEN + sample.position) % 2**63)
+    generator = torch.Generator().manual_seed(_mix(sample.seed, sample.position))
     clocks = torch.empty(logits.shape[-1]).exponential_(generator=generator)
     return (logits - clocks.log().to(logits.device)).argmax(-1)
+
+
+def _mix(seed: int, position: int) -> int:
+    """One number of both, each bit of which depends on all of theirs: torch's CPU generator takes the low 32 only."""
+    z = (seed * _GOLDEN + position) & _64_BITS
+    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & _64_BITS
+    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & _64_BITS
+    return z ^ z >> 31
 
 
 def _report(logits: torch.Tensor, tokens: torch.Tensor, samples: Sequence[m.Sample]) -> tuple[m.Drawn, ...]:
