@@ -110,6 +110,15 @@ def test_many_sequences_of_unlike_length_take_several_buckets() -> None:
     assert_partials_close(actual, expected, FP32)
 
 
+def test_queries_may_be_a_slice_of_packed_rows() -> None:
+    """q needs no copy when it lies beside k and v."""
+    q, keys, values, batch = _stored([Extent(9, 0, 8, 1), Extent(30, 0, 30, 2)], Heads(2, 2, 8, 8), 4, 2, torch.float32)
+    packed = torch.cat([q, torch.full_like(q, torch.nan)], dim=2)
+    how = Scoring(scale=0.3, window=0, softcap=0.0)
+    expected = reference.paged_attention(q, keys, values, batch, **how)
+    assert_partials_close(paged_attention(packed[:, :, :8], keys, values, batch, **how), expected, FP32)
+
+
 def test_large_scores_neither_overflow_nor_lose_the_largest() -> None:
     """Scores of hundreds are fine in the log-sum-exp and in the weights."""
     q, keys, values, batch = _stored([Extent(50, 0, 49, 1)], Heads(1, 3, 64, 64), 16, 3, torch.float32)
