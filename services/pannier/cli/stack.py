@@ -90,7 +90,7 @@ def _compute_worker(
         "device": device,
         "attention_memory": memory if options.monolithic else None,
         # A second lane hides transfer; without any it only makes every batch half as large.
-        "lanes": options.lanes or (1 if options.monolithic else None),
+        "lanes": 1 if options.monolithic and options.lanes is None else options.lanes,
     }
     same = ("model", "dtype", "max_model_len", "monolithic")
     return load(ComputeConfig, flags=flags | _named(options, same))
