@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import msgspec
 import torch
@@ -29,7 +30,7 @@ class GroupRows:
     num_queries: int
     num_answered_stored: int
     """Stored rows that are query rows too: they come first and travel with the request."""
-    num_decode: int
+    num_alone: int
     """Query rows at the front that nothing else will be merged with (sinks aside)."""
 
 
@@ -56,7 +57,7 @@ def _rows_of(
     group: int, segments: list[m.Segment], block_tables: Sequence[int], split_rows: set[int]
 ) -> GroupRows:
     answered = [s for s in segments if s.answers]
-    decodes = [s for s in segments if s.kind is m.SegmentKind.DECODE]
+    alone = takewhile(lambda s: s.kind is m.SegmentKind.DECODE and s.query_start not in split_rows, answered)
     own: list[m.Segment] = []
     tables: list[int] = []
     row = 0
@@ -65,7 +66,6 @@ def _rows_of(
         own.append(msgspec.structs.replace(segment, first_block=len(tables), query_start=row))
         tables.extend(blocks)
         row += segment.num_queries
-    shared = any(s.query_start in split_rows for s in decodes)
     return GroupRows(
         group=group,
         segments=tuple(own),
@@ -75,7 +75,7 @@ def _rows_of(
         num_stored=sum(s.num_queries for s in segments if s.stores),
         num_queries=sum(s.num_queries for s in answered),
         num_answered_stored=sum(s.num_queries for s in answered if s.stores),
-        num_decode=0 if shared else len(decodes),
+        num_alone=len(list(alone)),
     )
 
 

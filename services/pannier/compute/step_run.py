@@ -83,7 +83,7 @@ class StepRun:
         call, sinks = ask.call.index, self._model.sinks(ask.call)
         for rows, shares in self._groups:
             for share in shares:
-                share.request(call, ask.q, ask.k, ask.v, 0 if sinks is not None else rows.num_decode)
+                share.request(call, ask.q, ask.k, ask.v, 0 if sinks is not None else rows.num_alone)
         own = self._attend_inside_chunks(ask)
         for share in self.shares.values():
             yield from share.ship(call, ask.k, ask.v)
