@@ -22,7 +22,7 @@ DRAIN_S = 30.0
 INTERRUPTED_DRAIN_S = 1.0
 """Who presses Ctrl-C doesn't want to wait for other people's text."""
 POLL_S = 0.05
-CAUSE_S = 2.0
+CAUSE_S = 0.5
 
 Work = Callable[[AsyncClient, str], Awaitable[None]]
 """What to do with a stack that is ready, given a client and the clients' endpoint; the stack ends with it."""
