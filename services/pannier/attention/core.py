@@ -54,9 +54,10 @@ class AttentionCore:
 
     def assign(self, assign: m.AttentionAssign) -> None:
         """Allocate the blocks; everything of a former assignment is gone."""
+        if self.shard is not None and self.shard.assign.life != assign.life:
+            self._fenced.clear()  # another gateway counts its sessions anew
         self.shard = None  # give the memory back before asking for it again
         self._sessions.clear()
-        self._fenced.clear()
         self.shard = Shard(assign, self.device, self._make_cache)
 
     def fence(self, fence: m.Fence) -> m.Fenced:

@@ -60,7 +60,8 @@ class Sessions:
             return
         name = compute.hello.name
         compute.standing = Standing.FENCING
-        compute.fences = {other for other, e in self._fleet.attention.items() if e.standing is Standing.READY}
+        # Also those that hold nothing now: what is left of a lost group knows the session.
+        compute.fences = {other for other, e in self._fleet.attention.items() if e.standing is not Standing.REGISTERED}
         log.warning("session fenced", worker=name, session=compute.session)
         for attention in sorted(compute.fences):
             self._tell(attention, m.Fence(self._fleet.config.life, name, compute.session))
