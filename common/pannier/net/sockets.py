@@ -25,6 +25,8 @@ class SocketOptions:
     """A larger frame ends the connection before memory is taken for it."""
     insecure: bool = False
     """Whether addresses that other hosts can reach are allowed."""
+    buffer_bytes: int = 0
+    """What the system may hold of a TCP connection, each way; 0: as much as it thinks fit."""
 
 
 def bind(
@@ -81,6 +83,9 @@ def _make(context: "zmq.Context[S]", kind: int, options: SocketOptions) -> S:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, options.queue)
     socket.setsockopt(zmq.RCVHWM, options.queue)
+    if options.buffer_bytes:
+        socket.setsockopt(zmq.SNDBUF, options.buffer_bytes)
+        socket.setsockopt(zmq.RCVBUF, options.buffer_bytes)
     socket.setsockopt(zmq.MAXMSGSIZE, options.max_bytes)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
