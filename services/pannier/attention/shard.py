@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pannier.ops.kv_cache import CallShape, KVCache
-from pannier.ops.paged_attention import PagedBatch, PagedSegment, paged_attention
+from pannier.ops.paged_attention import PagedBatch, PagedSegment, Scratch, paged_attention
 from pannier.ops.store_kv import store_kv
 from pannier.wire import WireError
 from pannier.wire import messages as m
@@ -22,6 +22,7 @@ class Shard:
         self.assign = assign
         self.device = device
         self.wire_dtype = TORCH_DTYPES[assign.wire_dtype]
+        self.scratch = Scratch()
         shapes = [
             CallShape(heads.stop - heads.start, call.k_size, call.v_size)
             for call, heads in zip(assign.calls, assign.heads, strict=True)
@@ -77,7 +78,9 @@ class ShardStep:
         )
         answered = [(segment, blocks) for segment, blocks in zip(segments, tables, strict=True) if segment.answers]
         self.num_queries = sum(segment.num_queries for segment, _ in answered)
-        self._batch = PagedBatch.build([_paged(segment, blocks) for segment, blocks in answered], shard.device)
+        self._batch = PagedBatch.build(
+            [_paged(segment, blocks) for segment, blocks in answered], shard.device, shard.scratch
+        )
 
     def store(self, call: int, first_row: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k [N, G, Dk] and v [N, G, Dv] of stored rows `first_row`... into their blocks. Raises `WireError`."""
