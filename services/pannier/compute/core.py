@@ -61,9 +61,7 @@ class ComputeCore:
         self._groups: dict[int, m.GroupAddress] = {}
         self._life = self._session = 0
 
-    def obey(
-        self, message: m.ComputeAssign | m.NewSession | m.Step | m.AbortStep, tensors: Tensors
-    ) -> None:
+    def obey(self, message: m.ComputeAssign | m.NewSession | m.Step | m.AbortStep, tensors: Tensors) -> None:
         """Do what the gateway says."""
         match message:
             case m.ComputeAssign():
@@ -179,9 +177,7 @@ class ComputeCore:
         lane.drawn_step, lane.drawn_tokens = step.step, outcome.tokens
         self.counters["steps"] += 1
         self.counters["rows"] += sum(segment.num_queries for segment in step.segments if segment.stores)
-        self._reply(
-            m.StepDone(step.life, step.session, step.step, step.lane, outcome.drawn, self._times(lane, run))
-        )
+        self._reply(m.StepDone(step.life, step.session, step.step, step.lane, outcome.drawn, self._times(lane, run)))
 
     def _times(self, lane: Lane, run: StepRun) -> m.StepTimes:
         return m.StepTimes(

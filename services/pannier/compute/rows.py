@@ -53,9 +53,7 @@ def group_rows(step: m.Step, block_tables: Sequence[int]) -> list[GroupRows]:
     ]
 
 
-def _rows_of(
-    group: int, segments: list[m.Segment], block_tables: Sequence[int], split_rows: set[int]
-) -> GroupRows:
+def _rows_of(group: int, segments: list[m.Segment], block_tables: Sequence[int], split_rows: set[int]) -> GroupRows:
     answered = [s for s in segments if s.answers]
     alone = takewhile(lambda s: s.kind is m.SegmentKind.DECODE and s.query_start not in split_rows, answered)
     own: list[m.Segment] = []
