@@ -1,0 +1,117 @@
+"""Pool, links and scheduler under delays, cancels, stops, losses and restarts; and that the test itself can fail."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from pannier.attention.core import AttentionCore
+from pannier.compute.share import Share
+from pannier.gateway.fleet import ComputeEntry, Standing
+from pannier.gateway.sessions import Sessions
+from pannier.scheduler import Scheduler
+from pannier.wire import messages as m
+
+from .runs import run, run_many
+
+NUM_RUNS = 120
+SEEDS_TO_FAIL = range(300)
+HAPPENINGS = (
+    "fences",
+    "cancels",
+    "stops",
+    "processes ended",
+    "failed steps",
+    "stale frames",
+    "late writes refused",
+    "ended with length",
+    "ended with stop",
+    "error: the model is not ready yet",
+    "error: out of memory on cpu: as ordered",
+    "error: which held its cache, were lost",
+)
+
+
+@pytest.mark.timeout(300)
+def test_every_request_ends_with_its_text_or_one_error_and_nothing_is_written_late() -> None:
+    """Whatever is delayed, cancelled, stopped, lost or started again; and all of that did happen."""
+    counts = run_many(range(NUM_RUNS))
+    assert not [each for each in HAPPENINGS if not counts[each]], counts
+
+
+def _free_before_fences_are_acknowledged(patch: pytest.MonkeyPatch) -> None:
+    fence = Sessions.fence
+
+    def hasty(self: Sessions, compute: ComputeEntry) -> None:
+        fence(self, compute)
+        if compute.standing is Standing.FENCING:
+            compute.fences.clear()
+            self._end_if_fenced(compute)
+
+    patch.setattr(Sessions, "fence", hasty)
+
+
+def _acknowledge_fences_and_ignore_them(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AttentionCore, "fence", lambda _, fence: m.Fenced(fence.life, fence.compute, fence.session))
+
+
+def _ignore_session_numbers(patch: pytest.MonkeyPatch) -> None:
+    lane = AttentionCore._lane
+
+    def blind(self: AttentionCore, compute: str, message: Any) -> Any:
+        return lane(self, compute, msgspec.structs.replace(message, session=1 << 40))
+
+    patch.setattr(AttentionCore, "_lane", blind)
+
+
+def _free_blocks_that_planned_steps_name(patch: pytest.MonkeyPatch) -> None:
+    release = Scheduler._release
+
+    def hasty(self: Scheduler, sequence: Any) -> None:
+        if sequence.is_finished and sequence.number in self._sequences:
+            steps, sequence.num_steps = sequence.num_steps, 0
+            release(self, sequence)
+            sequence.num_steps = steps
+
+    patch.setattr(Scheduler, "_release", hasty)
+
+
+def _take_steps_for_written_when_they_end(patch: pytest.MonkeyPatch) -> None:
+    end = Share.end
+
+    def hasty(self: Share) -> None:
+        end(self)
+        self.written = True
+
+    patch.setattr(Share, "end", hasty)
+
+
+def _acknowledge_steps_before_all_pieces_are_there(patch: pytest.MonkeyPatch) -> None:
+    work = AttentionCore._work
+
+    def hasty(self: AttentionCore, lane: Any, running: Any, message: Any, tensors: Any) -> Iterable[Any]:
+        if isinstance(message, m.EndStep):
+            message = msgspec.structs.replace(message, num_pieces=lane.pieces)
+        return work(self, lane, running, message, tensors)
+
+    patch.setattr(AttentionCore, "_work", hasty)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        _free_before_fences_are_acknowledged,
+        _acknowledge_fences_and_ignore_them,
+        _ignore_session_numbers,
+        _free_blocks_that_planned_steps_name,
+        _take_steps_for_written_when_they_end,
+        _acknowledge_steps_before_all_pieces_are_there,
+    ],
+)
+@pytest.mark.timeout(300)
+def test_a_guard_taken_away_is_noticed(mistake: Callable[[pytest.MonkeyPatch], None]) -> None:
+    """With any one of the rules broken some run breaks a promise."""
+    with pytest.MonkeyPatch.context() as patch:
+        mistake(patch)
+        assert any(run(seed)[1] is not None for seed in SEEDS_TO_FAIL)
