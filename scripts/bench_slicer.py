@@ -151,7 +151,7 @@ def largest_difference(model: PreTrainedModel, seed: int, cache_dir: Path) -> fl
 # Configurations unlike those that the proof sees.
 
 
-def nothing(settings: Settings) -> Settings:
+def nothing(_: Settings) -> Settings:
     return {}
 
 
@@ -236,7 +236,7 @@ def variants(model_type: str, config: PretrainedConfig, limit: int) -> Iterator[
                 changed = enlarge(small) | changes
                 varied = type(config).from_dict(copy.deepcopy(changed))
                 build(varied, 0)
-            except Exception as error:  # a type may refuse settings in any way
+            except Exception as error:  # noqa: BLE001 (a type may refuse settings in any way)
                 print(f"  {model_type} {name}: {one_line(error)}", file=sys.stderr)
                 continue
             given += 1
@@ -277,7 +277,7 @@ def judge(model_type: str, limit: int) -> Verdict:
             prove(config, getattr(config, "max_position_embeddings", None) or 2048, Path(folder))
         except CannotSlice as refusal:
             verdict.verdict, verdict.reason = "refused", refusal.reason
-        except Exception as error:  # the library's default configuration may not be one
+        except Exception as error:  # noqa: BLE001 (the library's default configuration may not be one)
             verdict.verdict, verdict.reason = "refused", f"has no usable default configuration ({one_line(error)})"
         else:
             vary(verdict, config, limit, Path(folder))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from pannier.slicer import Attend, SlicedModel
+from pannier.slicer import Attend, Run, SlicedModel
 
 SIZES = {
     "hidden_size": 48,
@@ -52,14 +52,21 @@ def whole_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 def sliced_logits(model: SlicedModel, ids: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
     """What the sliced model says about one whole sequence: [R, V], of all rows if none are named."""
     positions = torch.arange(len(ids))
-    running, answer = model.run(ids, positions, positions if rows is None else rows), None
+    return drive(model, model.run(ids, positions, positions if rows is None else rows), (len(ids),))
+
+
+def drive(model: SlicedModel, running: Run, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Answers a running step over whole sequences of these sizes: its logits."""
+    asked = next(running)
     while True:
+        parts = zip(*(x.split(sizes) for x in (asked.q, asked.k, asked.v)), strict=True)
+        sinks = model.sinks(asked.call)
+        answer = torch.cat([attend_alone(Attend(asked.call, *part), sinks) for part in parts])
         try:
-            asked = next(running) if answer is None else running.send(answer)
+            asked = running.send(answer)
         except StopIteration as finished:
             logits: torch.Tensor = finished.value
             return logits
-        answer = attend_alone(asked, model.sinks(asked.call))
 
 
 def attend_alone(asked: Attend, sinks: torch.Tensor | None) -> torch.Tensor:

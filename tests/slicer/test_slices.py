@@ -9,24 +9,24 @@ import torch
 
 from pannier.slicer import Attend, SlicedModel, slice_model
 
-from .small import assert_close, sliced_logits, small_model, some_ids, whole_logits
-
-
-@pytest.fixture(scope="module")
-def cut_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[SlicedModel, torch.Tensor, torch.Tensor]:
-    """A sliced model, token ids, and the logits that the uncut model has for them."""
-    model, ids = small_model("llama"), some_ids(17)
-    want = whole_logits(model, ids)
-    return slice_model(model, cache_dir=tmp_path_factory.mktemp("cache")), ids, want
-
+from .small import assert_close, drive, sliced_logits, small_model, some_ids, whole_logits
 
 CutUp = tuple[SlicedModel, torch.Tensor, torch.Tensor]
 
 
-def test_equal_layers_share_one_function(tmp_path: Path) -> None:
-    sliced = slice_model(small_model("llama", num_hidden_layers=30), cache_dir=tmp_path)
-    assert len(sliced.calls) == 30
-    assert len(sliced.slices) == 31
+@pytest.fixture(scope="module")
+def cut_up(cache_dir: Path) -> CutUp:
+    """A sliced model, token ids, and the logits that the uncut model has for them."""
+    model, ids = small_model("llama"), some_ids(17)
+    want = whole_logits(model, ids)
+    return slice_model(model, cache_dir=cache_dir), ids, want
+
+
+@pytest.mark.parametrize("layers", [4, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_equal_layers_share_one_function(layers: int, cache_dir: Path) -> None:
+    sliced = slice_model(small_model("llama", num_hidden_layers=layers), cache_dir=cache_dir)
+    assert len(sliced.calls) == layers
+    assert len(sliced.slices) == layers + 1
     assert len({piece.function for piece in sliced.slices}) == 3
 
 
@@ -69,9 +69,9 @@ def test_calls_say_what_attention_has_to_do(cut_up: CutUp) -> None:
     assert (asked.call.window, asked.call.softcap, sliced.sinks(asked.call)) == (0, 0, None)
 
 
-def test_weights_are_shared_with_the_model(tmp_path: Path) -> None:
+def test_weights_are_shared_with_the_model(cache_dir: Path) -> None:
     model = small_model("llama", tie_word_embeddings=True)
-    sliced = slice_model(model, cache_dir=tmp_path)
+    sliced = slice_model(model, cache_dir=cache_dir)
     pointers = {weight.data_ptr() for weight in model.parameters()}
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     assert {sliced.weights[name].data_ptr() for name in sliced.weights if name in names} <= pointers
@@ -94,22 +94,10 @@ def test_source_has_neither_assertions_nor_copies(cut_up: CutUp) -> None:
         assert unwanted not in source
 
 
-def test_a_step_of_no_model_length_is_special(cut_up: CutUp) -> None:
-    """Rows of two sequences may be packed: positions restart, and rows don't see each other except through attention."""
+def test_rows_of_two_sequences_may_be_packed(cut_up: CutUp) -> None:
+    """Rows see each other through attention only, and positions tell where they are."""
     sliced, ids, want = cut_up
-    packed = torch.cat([ids[:5], ids[:9]])
     positions = torch.cat([torch.arange(5), torch.arange(9)])
-    running, answer = sliced.run(packed, positions, torch.arange(14)), None
-    with pytest.raises(StopIteration) as finished:
-        while True:
-            asked = next(running) if answer is None else running.send(answer)
-            answer = torch.cat([_alone(asked, 0, 5), _alone(asked, 5, 14)])
-    got = finished.value.value
+    got = drive(sliced, sliced.run(ids[positions], positions, torch.arange(14)), sizes=(5, 9))
     assert_close(got[:5], want[:5])
     assert_close(got[5:], want[:9])
-
-
-def _alone(asked: Attend, start: int, stop: int) -> torch.Tensor:
-    from .small import attend_alone
-
-    return attend_alone(Attend(asked.call, *(x[start:stop] for x in (asked.q, asked.k, asked.v))), None)

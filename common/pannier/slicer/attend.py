@@ -7,7 +7,7 @@ Nothing here computes. A model that runs under the attention implementation `pan
 then names each attention call, and the mask that each call was given, and `cut` takes them out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def _(
 
 @torch.library.custom_op("pannier::causal_mask", mutates_args=())
 def causal_mask(length: int, window: int, dtype: torch.dtype) -> torch.Tensor:
-    """Marks a causal mask [1, 1, length, length]; `window` is how many tokens a row sees, itself included, 0 for all."""
+    """Marks a causal mask [1, 1, length, length]; a row sees `window` tokens, itself included, or all if that is 0."""
     raise RuntimeError("pannier::causal_mask marks a place in a graph, it can't be run")
 
 
@@ -118,7 +118,8 @@ def mask(
     Raises:
         Unsupported: it asked for anything but a causal mask, with or without a window.
     """
-    return causal_mask(q_length, window_of(mask_function), dtype)
+    marked: torch.Tensor = causal_mask(q_length, window_of(mask_function), dtype)
+    return marked
 
 
 def window_of(mask_function: Callable[..., Any]) -> int:
@@ -135,8 +136,9 @@ def window_of(mask_function: Callable[..., Any]) -> int:
         return window_of(_enclosed(mask_function, "mask_function"))
     if _made_by(mask_function, masking_utils.and_masks):
         return _window_of_all(_enclosed(mask_function, "mask_functions"))
-    name = mask_function.__qualname__.split(".")[0]
-    raise Unsupported(f"is not a causal decoder as it is configured, it asks for another mask ({name})")
+    if mask_function is masking_utils.bidirectional_mask_function:
+        raise Unsupported("is not a causal decoder as it is configured, it asks for a bidirectional mask")
+    raise Unsupported(f"asks for a mask that is neither causal nor a window ({_names([mask_function])})")
 
 
 def _window_of_all(parts: tuple[Callable[..., Any], ...]) -> int:
@@ -145,8 +147,12 @@ def _window_of_all(parts: tuple[Callable[..., Any], ...]) -> int:
     windows = [p for p in parts if _made_by(p, masking_utils.sliding_window_overlay, 1)]
     others = [p for p in parts if p not in windows]
     if len(others) != 1 or len(windows) > 1 or (windows and window_of(others[0]) != 0):
-        raise Unsupported("asks for a mask that isn't causal with one window")
+        raise Unsupported(f"asks for a mask that is neither causal nor a window ({_names(parts)})")
     return int(_enclosed(windows[0], "sliding_window")) if windows else window_of(others[0])
+
+
+def _names(mask_functions: Iterable[Callable[..., Any]]) -> str:
+    return " and ".join(function.__qualname__.split(".")[0] for function in mask_functions)
 
 
 def _made_by(function: Callable[..., Any], maker: Callable[..., Callable[..., Any]], *example: Any) -> bool:

@@ -138,7 +138,8 @@ def _write_folder(folder: Path, content: dict[str, bytes]) -> None:
 
 
 def _slice(page: dict[str, Any]) -> Slice:
-    return Slice(**{name: tuple(value) if isinstance(value, list) else value for name, value in page.items()})
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in page.items()}
+    return Slice(**fields)
 
 
 def _sha256(data: bytes) -> str:

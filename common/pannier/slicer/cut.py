@@ -7,6 +7,7 @@ written once.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -58,7 +59,7 @@ class Slice:
         gives: names of values, in the function's order.
         result: names of q, k, v for the call that follows, or of the logits after the last slice.
         drops: names of values that nobody needs after the result is taken.
-        output: name of the attention output that follows; None after the last slice.
+        output: name of the attention output that follows; empty after the last slice.
     """
 
     function: str
@@ -67,7 +68,7 @@ class Slice:
     gives: tuple[str, ...]
     result: tuple[str, ...]
     drops: tuple[str, ...]
-    output: str | None
+    output: str
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,13 @@ def cut(exported: Exported) -> Cut:
     pieces = [_piece(nodes, result, weights) for nodes, result in _split(graph)]
     sources = [_source(piece, graph) for piece in pieces]
     functions = {source: f"slice_{i}" for i, source in enumerate(dict.fromkeys(sources))}
-    outputs = [*(node.name for node in attends), None]
+    outputs = [*(node.name for node in attends), ""]
     slices = tuple(
         _slice(functions[source], piece, drops, output, weights)
         for source, piece, drops, output in zip(sources, pieces, _drops(pieces), outputs, strict=True)
     )
-    text = module_source(graph, {name: source.replace("NAME", name, 1) for source, name in functions.items()})
+    nodes = [node for piece in pieces for node in piece.nodes]
+    text = module_source(nodes, {name: source.replace("NAME", name, 1) for source, name in functions.items()})
     used = {name for piece in slices for name in piece.weights}
     constants = {weights[n]: tensor for n, tensor in exported.constants.items() if weights[n] in used}
     (logits,) = pieces[-1].result
@@ -129,7 +131,8 @@ def cut(exported: Exported) -> Cut:
 
 
 def _call(index: int, node: fx.Node, weights: dict[str, str]) -> Call:
-    q, k, v, mask, sinks, scale, window, softcap = node.args
+    arguments: tuple[Any, ...] = node.args
+    q, _, v, mask, sinks, scale, window, softcap = arguments
     if mask.target is not MASK:
         raise Unsupported(f"changes the mask before attention ({mask.name})")
     if window and window != mask.args[1]:
@@ -188,7 +191,7 @@ def _drops(pieces: list[_Piece]) -> list[tuple[str, ...]]:
     return [tuple(name for name, use in last.items() if use == index) for index in range(len(pieces))]
 
 
-def _slice(function: str, piece: _Piece, drops: tuple[str, ...], output: str | None, weights: dict[str, str]) -> Slice:
+def _slice(function: str, piece: _Piece, drops: tuple[str, ...], output: str, weights: dict[str, str]) -> Slice:
     return Slice(
         function=function,
         weights=tuple(weights[node.name] for node in piece.weights),

@@ -40,10 +40,11 @@ class Packed(torch.nn.Module):
         self.keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        packed = {"input_ids": ids[None], "position_ids": positions[None], "use_cache": False}
-        if self.keeps_rows:
-            return self.model(**packed, logits_to_keep=rows).logits[0]
-        return self.model(**packed).logits[0, rows]
+        """The logits of `rows`, computed for those alone where the model can."""
+        wanted = {"logits_to_keep": rows} if self.keeps_rows else {}
+        output = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **wanted)
+        logits: torch.Tensor = output.logits[0]
+        return logits if self.keeps_rows else logits[rows]
 
 
 def export(model: PreTrainedModel) -> Exported:
@@ -82,7 +83,8 @@ def _check_guards(program: torch.export.ExportedProgram) -> None:
 
     What the trace assumed is a list of conditions; the only one that always holds is that ids and positions match.
     """
-    allowed = {f"L['{IDS}'].size()[0] == L['{POSITIONS}'].size()[0]", f"L['{POSITIONS}'].size()[0] == L['{IDS}'].size()[0]"}
+    sizes = [f"L['{name}'].size()[0]" for name in (IDS, POSITIONS)]
+    allowed = {" == ".join(sizes), " == ".join(reversed(sizes))}
     if surprising := [g for g in program._guards_code if g not in allowed]:
         raise Unsupported(f"depends on the number of rows in a step ({surprising[0]})")
 

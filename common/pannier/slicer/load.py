@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -92,10 +93,8 @@ def longest(config: PretrainedConfig, asked: int | None) -> int:
 
 def _positions(config: PretrainedConfig) -> int | None:
     """How many positions the model has, if its configuration says so."""
-    try:
+    with suppress(ValueError):  # several decoders in one model: look at the whole
         config = config.get_text_config(decoder=True)
-    except ValueError:
-        pass  # several decoders in one model: look at the whole
     positions: int | None = getattr(config, "max_position_embeddings", None)
     return positions
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pannier.slicer.cut import Call, Cut, Slice
+from pannier.slicer.cut import Call, Cut
 
 Values = dict[str, Any]  # tensors, and a few sizes
 
@@ -40,7 +40,9 @@ class SlicedModel:
         dtype: what the weights, q, k and v are in.
         device: where the weights are.
         max_model_len: positions must lie below it.
-        source: the slices as Python source.
+        source: the distinct slices as Python source, which says shape and dtype of every value.
+        slices: which function each slice is, and what it takes and gives.
+        weights: name -> parameter, buffer or constant; tied ones are the same tensor.
     """
 
     def __init__(
@@ -85,16 +87,10 @@ class SlicedModel:
 
     def resume(self, values: Values, first: int) -> Run:
         """Runs from slice `first` on, given the values alive before it (which are used up)."""
-        for index in range(first, len(self.slices)):
-            result = self._run_slice(index, values)
-            if index == len(self.calls):
-                break
-            output = yield Attend(self.calls[index], *result)
-            name = self.slices[index].output
-            assert name is not None
-            values[name] = output
-            del result, output
-        (logits,) = result
+        for call in self.calls[first:]:
+            # No name holds q, k and v here, so they are freed as soon as the caller lets go of them.
+            values[self.slices[call.index].output] = yield Attend(call, *self._run_slice(call.index, values))
+        (logits,) = self._run_slice(len(self.calls), values)
         return logits
 
     def sinks(self, call: Call) -> torch.Tensor | None:
@@ -115,7 +111,7 @@ class SlicedModel:
 
 
 def _compile(source: str) -> dict[str, Callable[..., tuple[Any, ...]]]:
-    """The functions that generated source defines."""
+    """The functions that generated source defines; `cache` has checked that the source is ours."""
     namespace: dict[str, Any] = {}
-    exec(compile(source, "<slices>", "exec"), namespace)  # noqa: S102 (our own source, checked by `cache`)
+    exec(compile(source, "<slices>", "exec"), namespace)
     return namespace

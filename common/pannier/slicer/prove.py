@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from pannier.slicer.cache import Untrusted, key_of, read_own, write_own
 from pannier.slicer.model import SlicedModel
 from pannier.slicer.reference_attention import Part, Past, run_packed
-from pannier.slicer.rotary import freeze_rotary
 from pannier.slicer.refusal import CannotSlice, Unsupported, one_line
+from pannier.slicer.rotary import freeze_rotary
 from pannier.slicer.shrink import LENGTH, RECIPES, shrink
 from pannier.slicer.slicing import cut_model, join
 
@@ -71,7 +71,7 @@ def check(model: PreTrainedModel) -> float:
         Unsupported: they differ, or it can't be cut, or the comparison would prove nothing.
     """
     _randomise(model)
-    sequences = torch.randint(40, 200, (2, LENGTH))
+    sequences = torch.randint(LENGTH, 200, (2, LENGTH))
     with torch.no_grad():
         wanted = [model(ids[None], use_cache=False).logits[0] for ids in sequences]
     if not all(logits.isfinite().all() for logits in wanted):
@@ -123,8 +123,7 @@ def _shrunk(config: PretrainedConfig, max_model_len: int) -> list[PretrainedConf
     for recipe in RECIPES:
         try:
             smaller.append(shrink(config, max_model_len, recipe))
-        except Exception as error:
-            # A type's own checks of its settings may raise anything.
+        except Exception as error:  # noqa: BLE001 (a type's own checks of its settings may raise anything)
             log.debug("%s: %s: %s", config.model_type, recipe, one_line(error))
     return smaller
 
@@ -134,14 +133,18 @@ def _model(configs: list[PretrainedConfig]) -> PreTrainedModel:
     reason = "its settings are refused"
     for config in configs:
         try:
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-            with torch.no_grad():
-                model(torch.randint(40, 200, (1, LENGTH)), use_cache=False)
-            return model
-        except Exception as error:
-            # A model runs its own code with sizes that it wasn't made for, which may raise anything.
+            return _runnable(config)
+        except Exception as error:  # noqa: BLE001 (a model's own code, with sizes that it wasn't made for)
             reason = one_line(error)
     raise Unsupported(f"can't be made small enough for its proof ({reason})")
+
+
+def _runnable(config: PretrainedConfig) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model.train(False)
+    with torch.no_grad():
+        model(torch.randint(LENGTH, 200, (1, LENGTH)), use_cache=False)
+    return model
 
 
 def _randomise(model: PreTrainedModel) -> None:

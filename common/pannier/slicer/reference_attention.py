@@ -58,7 +58,9 @@ class Past:
         keys, values = ({call: list(kept) for call, kept in held.items()} for held in (self.keys, self.values))
         return Past(withheld, keys, values)
 
-    def attend(self, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    def attend(
+        self, call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """Appends k and v, then attends to all that is kept."""
         keys, values = self.keys.setdefault(call.index, []), self.values.setdefault(call.index, [])
         if call.index == self.withheld:

@@ -16,7 +16,7 @@ class CannotSlice(Exception):
 
 
 class Unsupported(Exception):
-    """Raised where the type isn't known: the model asks for something that attention can't do. Becomes `CannotSlice`."""
+    """Raised inside the slicer, where the model's type isn't at hand; `CannotSlice` is made of it."""
 
 
 def one_line(error: BaseException) -> str:

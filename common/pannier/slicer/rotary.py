@@ -4,6 +4,8 @@ Long-rope and dynamic variants pick frequencies by the longest position in the b
 its neighbours, and cached keys would go stale. Frozen, every position uses the frequencies of the longest allowed one.
 """
 
+from typing import Any
+
 import torch
 
 FROZEN = "frozen"
@@ -11,6 +13,7 @@ FROZEN = "frozen"
 
 def freeze_rotary(model: torch.nn.Module, max_model_len: int) -> None:
     """Sets every rotary embedding of `model` to the frequencies that it uses at `max_model_len`, for good."""
+    module: Any  # whose `rope_type` isn't a tensor, as a checker would think
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str) and _varies(kinds):

@@ -59,7 +59,7 @@ NAMES = (
     (Kind.GROUPS, r"groups?$"),
     (Kind.CHOSEN, r"per_tok|topk|top_k|moe_k$"),
     (Kind.KV_HEADS, r"(key_value|kv|kv_n)_heads$"),
-    (Kind.HEADS, r"heads?$|heads_per_layer$"),
+    (Kind.HEADS, r"heads$|^n_head$|heads_per_layer$"),
     (Kind.ROTARY_HEAD, r"rope_head_dim|rotary_dim"),
     (Kind.JOINED_HEAD, r"qk_head_dim"),
     (Kind.VALUE_HEAD, r"v_head_dim|value_head_dim"),

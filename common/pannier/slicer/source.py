@@ -52,10 +52,9 @@ SHORTER = {
 }
 
 
-def module_source(graph: fx.Graph, functions: dict[str, str]) -> str:
-    """The source of a module with these `functions` (name -> source), which came from `graph`."""
-    targets = {n.target for n in graph.nodes if n.op == "call_function"}
-    operators = dict(sorted((operator_name(t), _operator(t)) for t in targets if _has_source(t)))
+def module_source(nodes: list[fx.Node], functions: dict[str, str]) -> str:
+    """The source of a module with these `functions` (name -> source), which came from `nodes`."""
+    operators = dict(sorted((operator_name(node.target), _operator(node.target)) for node in nodes))
     bindings = "\n".join(f"{name} = {value}" for name, value in operators.items())
     return "\n\n".join([HEADER + "\n" + bindings + "\n", *functions.values()])
 
@@ -149,7 +148,7 @@ def _dying(takes: list[fx.Node], nodes: list[fx.Node], gives: list[fx.Node]) -> 
     """node -> the values that nobody needs after it."""
     last: dict[fx.Node, fx.Node] = {}
     for node in nodes:
-        last |= {value: node for value in [node, *node.all_input_nodes]}
+        last |= dict.fromkeys([node, *node.all_input_nodes], node)
     kept = set(gives)
     mortal = [value for value in [*takes, *nodes] if value in last and value not in kept]
     return {node: [value for value in mortal if last[value] is node] for node in nodes}
