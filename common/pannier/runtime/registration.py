@@ -1,7 +1,6 @@
 """A worker's side of the control channel: hello, welcome, then heartbeats until one of the two leaves."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 
 import structlog
@@ -14,7 +13,7 @@ from pannier.wire import GatewayToWorker
 from pannier.wire import messages as m
 
 LOST_AFTER = 10
-"""Heartbeats of the gateway that may be missing before it counts as lost."""
+"""Heartbeats in a row that the gateway may leave unanswered before it counts as lost."""
 PATIENCE_S = 10.0
 """How often a worker says in the log that it waits for a gateway."""
 log = structlog.get_logger()
@@ -47,7 +46,7 @@ class Registration:
 
     async def keep_alive(self, welcome: m.Welcome, counters: Callable[[], dict[str, float]]) -> None:
         """Exchange heartbeats until the gateway says goodbye. Raises `GatewayLost`, `NotAccepted`."""
-        self._last_seen = time.monotonic()
+        self._unanswered = 0
         await first_end(self._beat(welcome, counters), self._listen())
 
     async def leave(self, reason: str) -> None:
@@ -59,14 +58,16 @@ class Registration:
         self._connection.close()
 
     async def _beat(self, welcome: m.Welcome, counters: Callable[[], dict[str, float]]) -> None:
-        while time.monotonic() - self._last_seen < LOST_AFTER * welcome.heartbeat_s:
+        # Counted, not timed: a process that was stopped for a while must not take its own silence for the gateway's.
+        while self._unanswered < LOST_AFTER:
             await self._connection.send(m.Heartbeat(welcome.life, counters()))
+            self._unanswered += 1
             await asyncio.sleep(welcome.heartbeat_s)
         raise GatewayLost(f"the gateway at {self._endpoint} has been silent for {LOST_AFTER} heartbeats")
 
     async def _listen(self) -> None:
         async for message, _ in self._incoming:
-            self._last_seen = time.monotonic()
+            self._unanswered = 0
             match message:
                 case m.Goodbye():
                     return

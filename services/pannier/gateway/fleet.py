@@ -32,7 +32,8 @@ class AttentionEntry:
 
     hello: m.Hello
     facts: m.AttentionFacts
-    last_seen: float
+    missed: int = 0
+    """Heartbeats that were due since the last one came."""
     standing: Standing = Standing.REGISTERED
     assign: m.AttentionAssign | None = None
     counters: dict[str, float] = field(default_factory=dict)
@@ -44,8 +45,9 @@ class ComputeEntry:
 
     hello: m.Hello
     facts: m.ComputeFacts
-    last_seen: float
     first_lane: int
+    missed: int = 0
+    """Heartbeats that were due since the last one came."""
     standing: Standing = Standing.REGISTERED
     session: int = 0
     leaves: bool = False
@@ -92,16 +94,16 @@ class Fleet:
         self._num_groups = 0
         """Groups formed so far; a number is never used again."""
 
-    def accept(self, hello: m.Hello, now: float) -> None:
+    def accept(self, hello: m.Hello) -> None:
         """Take a worker in, or take it back after a restart. Raises `NotAccepted` with the reason."""
         if hello.protocol != m.PROTOCOL:
             raise NotAccepted(f"{hello.name} speaks protocol {hello.protocol}; this gateway speaks {m.PROTOCOL}")
         if hello.compute is not None:
             self._check_model(hello.name, hello.compute)
             lanes = [next(self._next_lane) for _ in range(hello.compute.lanes)]
-            self.compute[hello.name] = ComputeEntry(hello, hello.compute, now, lanes[0])
+            self.compute[hello.name] = ComputeEntry(hello, hello.compute, lanes[0])
         if hello.attention is not None:
-            self.attention[hello.name] = AttentionEntry(hello, hello.attention, now)
+            self.attention[hello.name] = AttentionEntry(hello, hello.attention)
 
     def _check_model(self, name: str, facts: m.ComputeFacts) -> None:
         if facts.digest != self.config.digest:
@@ -129,16 +131,21 @@ class Fleet:
         """The attention workers of a group."""
         return [e for e in self.attention.values() if e.assign is not None and e.assign.group == group]
 
-    def seen(self, name: str, counters: dict[str, float], now: float) -> None:
+    def seen(self, name: str, counters: dict[str, float]) -> None:
         """Note a sign of life."""
         for entry in (self.compute.get(name), self.attention.get(name)):
             if entry is not None:
-                entry.last_seen, entry.counters = now, counters
+                entry.missed, entry.counters = 0, counters
 
-    def silent(self, since: float) -> list[str]:
-        """Names of workers not seen since then, those excepted of which that is known."""
-        compute = {name for name, entry in self.compute.items() if entry.last_seen < since and entry.alive}
-        return sorted(compute | {name for name, entry in self.attention.items() if entry.last_seen < since})
+    def silent(self, limit: int) -> list[str]:
+        """A heartbeat is due of every worker: who has missed more than `limit`, those excepted of which it is known.
+
+        Counted, not timed: a gateway that was stopped for a while must not take its own silence for theirs.
+        """
+        workers = [(name, e) for name, e in self.compute.items() if e.alive] + list(self.attention.items())
+        for _, entry in workers:
+            entry.missed += 1
+        return sorted({name for name, entry in workers if entry.missed > limit})
 
     def joined(self, name: str) -> None:
         """A worker's data thread can be reached from now on."""

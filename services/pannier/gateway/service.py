@@ -5,7 +5,6 @@
 
 import asyncio
 import secrets
-import time
 
 import structlog
 import zmq.asyncio
@@ -203,7 +202,7 @@ class GatewayService:
 
     def _accept(self, peer: bytes, hello: m.Hello) -> None:
         try:
-            self.fleet.accept(hello, time.monotonic())
+            self.fleet.accept(hello)
         except NotAccepted as error:
             self._refuse(peer, str(error))
             return
@@ -220,7 +219,7 @@ class GatewayService:
         if beat.life != self.life or not self.fleet.knows(name):
             self._say(name, m.Refused("the gateway has given this worker up, or was started again; start it anew"))
             return
-        self.fleet.seen(name, beat.counters, time.monotonic())
+        self.fleet.seen(name, beat.counters)
         self.sessions.returned(name)
         self._say(name, m.Heartbeat(self.life, {}))
 
@@ -228,7 +227,7 @@ class GatewayService:
         """Give up workers that have been silent for too long."""
         while True:
             await asyncio.sleep(self.config.heartbeat_s)
-            for name in self.fleet.silent(time.monotonic() - SILENT_AFTER * self.config.heartbeat_s):
+            for name in self.fleet.silent(SILENT_AFTER):
                 self.sessions.lost(name, f"silent for {SILENT_AFTER} heartbeats", leaves=False)
             self._pump()
 
