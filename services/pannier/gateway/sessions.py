@@ -84,7 +84,8 @@ class Sessions:
         log.warning("worker lost", worker=name, reason=reason)
         attention, compute = self._fleet.attention.pop(name, None), self._fleet.compute.get(name)
         if compute is not None:
-            compute.alive, compute.leaves = False, compute.leaves or leaves
+            compute.alive = False
+            compute.leaves |= leaves or attention is not None  # what held blocks can't come back: its group is gone
             self.fence(compute)
             if compute.standing in (Standing.REGISTERED, Standing.JOINED, Standing.LOST):
                 self._end(compute)
