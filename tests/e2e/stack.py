@@ -102,7 +102,13 @@ class Stack:
 
 @contextmanager
 def running_stack(
-    folder: Path, model: Path, *, attention_workers: int = 2, compute: dict[str, Any] | None = None, **gateway: Any
+    folder: Path,
+    model: Path,
+    *,
+    attention_workers: int = 2,
+    compute: dict[str, Any] | None = None,
+    attention: dict[str, Any] | None = None,
+    **gateway: Any,
 ) -> Iterator[tuple[Stack, Client]]:
     """A ready stack and a client of it; afterwards every process must have left well, and no socket file be there."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +116,7 @@ def running_stack(
     stack.gateway(model, attention_workers=attention_workers, **gateway)
     stack.compute(model, **(compute or {}))
     for number in range(attention_workers):
-        stack.attention(f"attention-{number}")
+        stack.attention(f"attention-{number}", **(attention or {}))
     try:
         with Client(stack.endpoint, connect_timeout_s=START_S) as client:
             stack.wait_until_ready(client)
