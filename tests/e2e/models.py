@@ -67,7 +67,9 @@ def save_random_model(model_type: str, folder: Path, seed: int = 0) -> PreTraine
         model_type, vocab_size=VOCAB, pad_token_id=0, bos_token_id=1, eos_token_id=2, **SHAPES[model_type]
     )
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             # Large enough that attention decides what comes next; the library's own start would repeat one token.
@@ -92,7 +94,7 @@ def save_tokenizer(folder: Path) -> None:
 def logprobs_after(model: PreTrainedModel, prompt: list[int], output: list[int]) -> torch.Tensor:
     """[len(output), V]: what the uncut model says before each token of the output."""
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + output]), use_cache=False).logits[0]
+        logits: torch.Tensor = model(torch.tensor([prompt + output]), use_cache=False).logits[0]
     return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
 
 
@@ -101,5 +103,5 @@ def logprobs_without_past(model: PreTrainedModel, prompt: list[int], output: lis
     tokens = torch.tensor(prompt + output)
     positions = torch.arange(len(tokens))
     with torch.inference_mode():
-        logits = model(tokens[:, None], position_ids=positions[:, None], use_cache=False).logits[:, 0]
+        logits: torch.Tensor = model(tokens[:, None], position_ids=positions[:, None], use_cache=False).logits[:, 0]
     return logits[len(prompt) - 1 : -1].float().log_softmax(-1)

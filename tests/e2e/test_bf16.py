@@ -51,9 +51,7 @@ class InOneProcess:
             core = AttentionCore(torch.device("cpu"))
             heads = (m.HeadRange(start, stop),) * len(calls)
             blocks = self._blocks_each * num_sequences
-            core.assign(
-                m.AttentionAssign(1, 0, number, calls, heads, blocks, BLOCK, Dtype.BFLOAT16, Dtype.BFLOAT16)
-            )
+            core.assign(m.AttentionAssign(1, 0, number, calls, heads, blocks, BLOCK, Dtype.BFLOAT16, Dtype.BFLOAT16))
             links[f"shard-{number}"] = (core, m.ShardAddress(f"shard-{number}", "", heads))
         self.core = ComputeCore(
             model, 1, lambda a: InProcessLink("compute", a.name, links[a.name][0]), self.replies.append
@@ -64,14 +62,14 @@ class InOneProcess:
 
     def step(self, rows: list[tuple[int, int, list[int]]], *, withhold_past: bool) -> torch.Tensor:
         """Logits [T, V] of rows (sequence, first position, tokens) in one step."""
-        segments, tables, ids = [], [], []
+        segments: list[m.Segment] = []
+        tables: list[int] = []
+        ids: list[int] = []
         for sequence, position, tokens in rows:
             stored = 0 if withhold_past else position
             kind = m.SegmentKind.DECODE if len(tokens) == 1 and not withhold_past else m.SegmentKind.CHUNK
             blocks = list(range(sequence * self._blocks_each, (sequence + 1) * self._blocks_each))
-            segments.append(
-                m.Segment(kind, 0, 0, len(tables), len(blocks), stored, position, len(ids), len(tokens))
-            )
+            segments.append(m.Segment(kind, 0, 0, len(tables), len(blocks), stored, position, len(ids), len(tokens)))
             tables += blocks
             ids += tokens
         self._step += 1
@@ -136,6 +134,6 @@ def test_bf16_is_as_accurate_as_in_transformers(tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.bfloat16)
         ours = _ours(model, texts, tmp_path, withhold_past=withhold_past)
         errors[withhold_past] = (ours - exact).abs().mean()
-    print(f"ours {errors[False]:.5f}, transformers {theirs:.5f}, without the past {errors[True]:.3f}")
+    print(f"ours {errors[False]:.5f}, transformers {theirs:.5f}, without the past {errors[True]:.3f}")  # noqa: T201  # with -s
     assert errors[False] <= 1.1 * theirs
     assert errors[True] > 0.5

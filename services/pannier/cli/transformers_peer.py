@@ -25,7 +25,7 @@ class Clock(StoppingCriteria):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:  # noqa: ARG002
         """Called by `generate` after every step."""
         self.times.append(time.perf_counter())
         return torch.zeros(input_ids.shape[0], dtype=torch.bool)
@@ -43,6 +43,7 @@ def main(specification: str, dtype: str, threads: str) -> None:
 
 def _load(specification: str, dtype: torch.dtype) -> PreTrainedModel:
     source = resolve(specification)
+    model: PreTrainedModel
     if source.path is not None:
         model = AutoModelForCausalLM.from_pretrained(source.path, dtype=dtype).eval()
     else:

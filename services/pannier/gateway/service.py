@@ -66,9 +66,7 @@ class GatewayService:
         config = self.config
         control = SocketOptions(config.queue, MAX_CONTROL_BYTES, config.insecure)
         data = SocketOptions(config.queue, MAX_DATA_BYTES, config.insecure)
-        self.control: Server[WorkerToGateway] = Server(
-            self._context, WorkerToGateway, config.control_endpoint, control
-        )
+        self.control: Server[WorkerToGateway] = Server(self._context, WorkerToGateway, config.control_endpoint, control)
         self.data: Server[WorkerToGatewayData] = Server(self._context, WorkerToGatewayData, config.data_endpoint, data)
         self.clients: Server[ClientToGateway] = Server(self._context, ClientToGateway, config.client_endpoint, control)
         source = resolve(config.model)
