@@ -122,7 +122,7 @@ class AttentionProcess(Worker):
             case m.AttentionAssign():
                 self._assigned = message.group
                 self.core.assign(message)
-                self.data_out.send(m.Ready(message.life, 0, ""))
+                self.data_out.send(m.Ready(message.life, message.group, 0, ""))
             case m.Fence():
                 self.data_out.send(self.core.fence(message))
 

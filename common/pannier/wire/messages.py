@@ -175,9 +175,10 @@ class ComputeAssign(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Worker to gateway: what was assigned is in place (for a compute worker: in `session`)."""
+    """Worker to gateway: what was assigned is in place, a shard of `group`, or without one the links of `session`."""
 
     life: int
+    group: int | None
     session: int
     detail: str
     """How its links run, for the status."""

@@ -75,7 +75,7 @@ class AttentionWorker:
         match message:
             case m.AttentionAssign():
                 self.core.assign(message)
-                self._to_gateway.put(encode(m.Ready(message.life, 0, "")))
+                self._to_gateway.put(encode(m.Ready(message.life, message.group, 0, "")))
             case m.Fence():
                 self._to_gateway.put(encode(self.core.fence(message)))
             case _:

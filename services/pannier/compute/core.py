@@ -122,7 +122,7 @@ class ComputeCore:
         self._session = session
         self._lanes = [Lane() for _ in self._lanes]
         kinds = ", ".join(sorted({link.kind for link in self.links.values()}))
-        self._reply(m.Ready(self._life, session, kinds))
+        self._reply(m.Ready(self._life, None, session, kinds))
 
     def _begin(self, lane: Lane, queued: QueuedStep) -> None:
         step = queued.step

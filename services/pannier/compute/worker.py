@@ -102,7 +102,7 @@ class ComputeWorker:
         match message:
             case m.AttentionAssign() if self._local is not None:
                 self._local.assign(message)
-                self._reply(m.Ready(message.life, 0, "in-process"))
+                self._reply(m.Ready(message.life, message.group, 0, "in-process"))
             case m.Fence() if self._local is not None:
                 self._reply(self._local.fence(message))
             case m.AttentionAssign() | m.Fence():

@@ -44,15 +44,26 @@ class Sessions:
 
     def ready(self, name: str, ready: m.Ready) -> None:
         """A worker has in place what it was assigned: a shard, or a session."""
-        compute, attention = self._fleet.compute.get(name), self._fleet.attention.get(name)
-        if attention is not None and attention.standing is Standing.STARTING:
+        if ready.group is not None:
+            self._shard_ready(name, ready.group)
+        elif name in self._fleet.compute:
+            self._session_ready(self._fleet.compute[name], ready)
+
+    def _shard_ready(self, name: str, group: int) -> None:
+        attention = self._fleet.attention.get(name)
+        if attention is None or attention.standing is not Standing.STARTING or attention.assign is None:
+            return
+        if attention.assign.group == group:  # and not one that was lost before it was complete
             attention.standing = Standing.READY
             self._open_group(attention)
-        elif compute is not None and (compute.standing, compute.session) == (Standing.STARTING, ready.session):
-            compute.standing, compute.detail = Standing.READY, ready.detail
-            for lane in compute.lanes:
-                self._scheduler().add_lane(lane)
-            log.info("session started", worker=name, session=ready.session, links=ready.detail)
+
+    def _session_ready(self, compute: ComputeEntry, ready: m.Ready) -> None:
+        if (compute.standing, compute.session) != (Standing.STARTING, ready.session):
+            return
+        compute.standing, compute.detail = Standing.READY, ready.detail
+        for lane in compute.lanes:
+            self._scheduler().add_lane(lane)
+        log.info("session started", worker=compute.hello.name, session=ready.session, links=ready.detail)
 
     def fence(self, compute: ComputeEntry) -> None:
         """End a compute worker's session; the next one starts when every attention worker has acknowledged."""

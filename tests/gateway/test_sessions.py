@@ -1,0 +1,113 @@
+"""Groups and sessions as workers come and go."""
+
+from typing import Any
+
+import pytest
+
+from pannier.gateway.fleet import Fleet, FleetConfig, Standing
+from pannier.gateway.sessions import Sessions
+from pannier.scheduler import Scheduler, SchedulerConfig
+from pannier.wire import Dtype
+from pannier.wire import messages as m
+
+CALLS = (m.CallGeometry(4, 4, 8, 8, 1.0, 0, 0.0),)
+
+
+class Gateway:
+    """A fleet and its sessions; what workers are told is kept."""
+
+    def __init__(self, attention_workers: int, heads_split: tuple[int, ...] | None = None) -> None:
+        config = FleetConfig(1, "m", "d", 1, attention_workers, 16, None, heads_split, 64)
+        self.told: list[tuple[str, Any]] = []
+        self.fleet = Fleet(config)
+        self.scheduler = Scheduler(SchedulerConfig(max_model_len=64))
+        self.sessions = Sessions(
+            self.fleet, lambda: self.scheduler, lambda name, message: self.told.append((name, message)), lambda _: None
+        )
+
+    def join(self, name: str) -> None:
+        """A worker registers and joins."""
+        compute = m.ComputeFacts("m", "d", "cpu", "float32", Dtype.FLOAT32, 2, CALLS, 100, 64, 0)
+        attention = m.AttentionFacts("cpu", 1 << 20, 1e9, (Dtype.FLOAT32,), f"ipc://{name}")
+        is_compute = name.startswith("compute")
+        hello = m.Hello(
+            m.PROTOCOL, name, 1, "h", "l", compute if is_compute else None, None if is_compute else attention
+        )
+        self.fleet.accept(hello)
+        self.sessions.joined(name)
+
+    def shard_ready(self, name: str, group: int) -> None:
+        """An attention worker has allocated its shard."""
+        self.sessions.ready(name, m.Ready(1, group, 0, ""))
+
+    def standing(self, name: str) -> Standing:
+        """Where an attention worker stands."""
+        return self.fleet.attention[name].standing
+
+
+@pytest.fixture
+def pair() -> Gateway:
+    """A compute worker, and two attention workers that were assigned group 0."""
+    gateway = Gateway(attention_workers=2)
+    for name in ("compute", "a", "b"):
+        gateway.join(name)
+    assert [name for name, _ in gateway.told] == ["a", "b"]
+    return gateway
+
+
+def test_ready_for_a_lost_group_is_not_ready_for_the_next(pair: Gateway) -> None:
+    """The answer to a former assignment may come after the next one was sent."""
+    pair.sessions.lost("b", "gone", leaves=True)
+    pair.join("c")
+    pair.shard_ready("c", 1)
+    pair.shard_ready("a", 0)
+    assert pair.standing("a") is Standing.STARTING
+    assert not pair.fleet.ready_groups()
+    pair.shard_ready("a", 1)
+    assert list(pair.fleet.ready_groups()) == [1]
+
+
+def test_the_rest_of_a_lost_group_and_a_successor_form_another_beside_one_that_serves() -> None:
+    """Not only when all the workers that were there at first are free again."""
+    gateway = Gateway(attention_workers=4, heads_split=(3, 1))
+    for name in ("compute", "a", "b", "c", "d"):
+        gateway.join(name)
+    for name in ("a", "b", "c", "d"):
+        assign = gateway.fleet.attention[name].assign
+        assert assign is not None
+        gateway.shard_ready(name, assign.group)
+    gateway.sessions.lost("a", "gone", leaves=True)
+    assert list(gateway.fleet.ready_groups()) == [1]
+    gateway.join("a")
+    gateway.shard_ready("a", 2)
+    gateway.shard_ready("b", 2)
+    assert set(gateway.fleet.ready_groups()) == {1, 2}
+
+
+def test_a_newcomer_that_a_split_leaves_over_waits_for_another() -> None:
+    """It forms no group of its own, and isn't an error."""
+    gateway = Gateway(attention_workers=2, heads_split=(3, 1))
+    for name in ("compute", "a", "b", "c"):
+        gateway.join(name)
+    assert gateway.standing("c") is Standing.JOINED
+    gateway.join("d")
+    assert gateway.standing("c") is gateway.standing("d") is Standing.STARTING
+
+
+def test_silence_is_counted_in_heartbeats_that_were_due(pair: Gateway) -> None:
+    """However long the gateway itself has slept."""
+    for _ in range(3):
+        assert pair.fleet.silent(3) == []
+        pair.fleet.seen("a", {})
+    assert pair.fleet.silent(3) == ["b", "compute"]
+
+
+def test_a_worker_that_is_gone_for_good_is_not_waited_for(pair: Gateway) -> None:
+    """Even if its silence is noticed after its end."""
+    pair.shard_ready("a", 0)
+    pair.shard_ready("b", 0)
+    pair.sessions.lost("compute", "its process was started again", leaves=True)
+    pair.sessions.lost("compute", "silent", leaves=False)
+    for name in ("a", "b"):
+        pair.sessions.fenced(name, m.Fenced(1, "compute", 1))
+    assert not pair.fleet.knows("compute")
