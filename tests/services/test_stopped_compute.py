@@ -25,6 +25,8 @@ BLOCKS = BLOCKS_OF_ONE * (NUM_KEPT + NUM_CANCELLED) + 1
 BYTES_OF_BLOCK = 3 * 2 * (16 + 16) * 4 * BLOCK
 """Layers, heads of the larger shard, sizes of K and V, fp32."""
 PATIENCE_S = 60.0
+MAX_ROUNDS = 8
+"""Whether it sends something before it learns of its new session is a race; most often it does."""
 
 
 def _prompts() -> list[list[int]]:
@@ -77,13 +79,28 @@ def _wait(what: str, holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def _serve_while_stopped(stack: Stack, client: Client, prompts: list[list[int]]) -> list[list[int]]:
+    """Stop compute-0 in mid-step and let it continue while its blocks are others'; texts of all but the cancelled."""
+    running = _start(client, prompts[:-NUM_LATER])
+    session = _process(client, "compute-0")["session"]
+    with _stopped(stack, "compute-0") as go_on:
+        for stream, _ in running[NUM_KEPT:]:
+            stream.close()
+        _wait("compute-0 is fenced", lambda: _process(client, "compute-0")["standing"] == "lost")
+        _wait("compute-1 is ready", lambda: _process(client, "compute-1")["standing"] == "ready")
+        reusing = _start(client, prompts[-NUM_LATER:])
+        go_on()
+        _wait("compute-0 begins anew", lambda: _process(client, "compute-0")["standing"] == "ready")
+    assert _process(client, "compute-0")["session"] > session
+    return _finish_all(running[:NUM_KEPT] + reusing)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_compute_worker_that_was_stopped_in_mid_step_writes_nothing_late(tmp_path: Path) -> None:
     """It is fenced, another serves its requests and reuses its blocks; continued, it begins a new session."""
     save_random_model("llama", tmp_path / "model")
     prompts = _prompts()
-    kept, cancelled, later = prompts[:NUM_KEPT], prompts[NUM_KEPT:-NUM_LATER], prompts[-NUM_LATER:]
     compute = {"dtype": "float32", "cache_dir": tmp_path / "cache"}
     with running_stack(
         tmp_path / "run",
@@ -94,25 +111,18 @@ def test_a_compute_worker_that_was_stopped_in_mid_step_writes_nothing_late(tmp_p
         max_sequences=8,
         heartbeat_s=0.3,
     ) as (stack, client):
-        undisturbed = _finish_all(_start(client, kept + cancelled)) + _finish_all(_start(client, later))
-        running = _start(client, kept + cancelled)
-        session, stale = _process(client, "compute-0")["session"], _stale_frames(client)
-        with _stopped(stack, "compute-0") as go_on:
-            stack.compute(tmp_path / "model", "compute-1", **compute)
-            for stream, _ in running[NUM_KEPT:]:
-                stream.close()
-            _wait("compute-0 is fenced", lambda: _process(client, "compute-0")["standing"] == "lost")
-            _wait("compute-1 is ready", lambda: _process(client, "compute-1")["standing"] == "ready")
-            reusing = _start(client, later)
-            go_on()
-            _wait("compute-0 begins anew", lambda: _process(client, "compute-0")["standing"] == "ready")
-            disturbed = _finish_all(running[:NUM_KEPT]), _finish_all(reusing)
-        again = _finish_all(_start(client, kept + cancelled))
-        status = client.status()
-        _wait("late frames were refused", lambda: _stale_frames(client) > stale)
-        assert _process(client, "compute-0")["session"] > session
-    assert status["groups"]["0"]["total"] < BLOCKS_OF_ONE * len(prompts)
-    assert status["groups"]["0"]["used"] == 0
-    assert disturbed[0] == undisturbed[:NUM_KEPT]
-    assert disturbed[1] == undisturbed[-NUM_LATER:]
-    assert again == undisturbed[:-NUM_LATER]
+        undisturbed = _finish_all(_start(client, prompts))
+        stack.compute(tmp_path / "model", "compute-1", **compute)
+        _wait("compute-1 is ready", lambda: _process(client, "compute-1")["standing"] == "ready")
+        stale = _stale_frames(client)
+        for _ in range(MAX_ROUNDS):
+            disturbed = _serve_while_stopped(stack, client, prompts)
+            assert disturbed == undisturbed[:NUM_KEPT] + undisturbed[-NUM_LATER:]
+            if _stale_frames(client) > stale:
+                break
+        else:
+            pytest.fail(f"no late frame in {MAX_ROUNDS} rounds: nothing was tried")
+        assert _finish_all(_start(client, prompts)) == undisturbed
+        group = client.status()["groups"]["0"]
+    assert group["total"] < BLOCKS_OF_ONE * len(prompts)
+    assert group["used"] == 0
