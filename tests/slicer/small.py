@@ -1,11 +1,12 @@
 """Small random models, and a caller of sliced ones that shares no code with the proof."""
 
+from collections.abc import Generator
 from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from pannier.slicer import Attend, Run, SlicedModel
+from pannier.slicer import Attend, SlicedModel
 
 SIZES = {
     "hidden_size": 48,
@@ -52,11 +53,15 @@ def whole_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 def sliced_logits(model: SlicedModel, ids: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
     """What the sliced model says about one whole sequence: [R, V], of all rows if none are named."""
     positions = torch.arange(len(ids))
-    return drive(model, model.run(ids, positions, positions if rows is None else rows), (len(ids),))
+    logits = drive(model, model.run(ids, positions, positions if rows is None else rows), (len(ids),))
+    assert logits is not None
+    return logits
 
 
-def drive(model: SlicedModel, running: Run, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Answers a running step over whole sequences of these sizes: its logits."""
+def drive(
+    model: SlicedModel, running: Generator[Attend, torch.Tensor, torch.Tensor | None], sizes: tuple[int, ...]
+) -> torch.Tensor | None:
+    """Answers a running step over whole sequences of these sizes: what it returns."""
     asked = next(running)
     while True:
         parts = zip(*(x.split(sizes) for x in (asked.q, asked.k, asked.v)), strict=True)
@@ -65,7 +70,7 @@ def drive(model: SlicedModel, running: Run, sizes: tuple[int, ...]) -> torch.Ten
         try:
             asked = running.send(answer)
         except StopIteration as finished:
-            logits: torch.Tensor = finished.value
+            logits: torch.Tensor | None = finished.value
             return logits
 
 

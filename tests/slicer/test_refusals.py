@@ -59,6 +59,21 @@ def test_quantised_weights_are_refused(method: str, tmp_path: Path) -> None:
         load(tmp_path, dtype=torch.float32, device="cpu")
 
 
+def test_a_model_that_lacks_weights_is_refused(tmp_path: Path, cache_dir: Path) -> None:
+    """The library would draw random ones, with a mere warning."""
+    model = small_model("llama")
+    model.save_pretrained(tmp_path, state_dict={k: v for k, v in model.state_dict().items() if "layers.1.mlp" not in k})
+    with pytest.raises(CannotLoad, match=r"3 of its weights are missing, such as model.layers.1.mlp.down_proj.weight"):
+        load(tmp_path, dtype=torch.float32, device="cpu", cache_dir=cache_dir)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path, cache_dir: Path) -> None:
+    small_config("llama").save_pretrained(tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CannotLoad, match="its weights can't be loaded"):
+        load(tmp_path, dtype=torch.float32, device="cpu", cache_dir=cache_dir)
+
+
 def test_more_positions_than_the_model_has_are_refused() -> None:
     config = small_config("gpt2", max_position_embeddings=64)
     assert longest(config, None) == 64
@@ -66,10 +81,10 @@ def test_more_positions_than_the_model_has_are_refused() -> None:
         longest(config, 65)
 
 
-def test_a_model_that_sees_no_past_is_refused(cache_dir: Path) -> None:
+def test_a_model_that_sees_the_future_is_refused(cache_dir: Path) -> None:
     """Settings belong to the proof: a type that may be sliced isn't sliced with a mask that attention can't do."""
     model = small_model("gemma3_text", use_bidirectional_attention=True, num_hidden_layers=2)
-    with pytest.raises(CannotSlice, match="bidirectional"):
+    with pytest.raises(CannotSlice, match="or_masks"):
         slice_model(model, cache_dir=cache_dir)
 
 

@@ -13,12 +13,13 @@ import torch
 import torch.fx as fx
 
 from pannier.slicer.clean import clean
-from pannier.slicer.export import POSITIONS, ROWS, Exported
+from pannier.slicer.export import IDS, POSITIONS, ROWS, Exported
 from pannier.slicer.refusal import Unsupported
 from pannier.slicer.source import function_source, letters, module_source
 
 ATTEND = torch.ops.pannier.attend.default
 MASK = torch.ops.pannier.causal_mask.default
+LOGITS = "logits"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Slice:
         gives: names of values, in the function's order.
         result: names of q, k, v for the call that follows, or of the logits after the last slice.
         drops: names of values that nobody needs after the result is taken.
-        output: name of the attention output that follows; empty after the last slice.
+        output: name of what follows: the attention output, or `logits` after the last slice.
     """
 
     function: str
@@ -117,7 +118,7 @@ def cut(exported: Exported) -> Cut:
     pieces = [_piece(nodes, result, weights) for nodes, result in _split(graph)]
     sources = [_source(piece, graph) for piece in pieces]
     functions = {source: f"slice_{i}" for i, source in enumerate(dict.fromkeys(sources))}
-    outputs = [*(node.name for node in attends), ""]
+    outputs = [*(node.name for node in attends), LOGITS]
     slices = tuple(
         _slice(functions[source], piece, drops, output, weights)
         for source, piece, drops, output in zip(sources, pieces, _drops(pieces), outputs, strict=True)
@@ -179,7 +180,7 @@ def _leaves(node: fx.Node, own: set[fx.Node]) -> bool:
 
 def _source(piece: _Piece, graph: fx.Graph) -> str:
     placeholders = {node.target: node for node in graph.nodes if node.op == "placeholder"}
-    symbols = letters([(placeholders[POSITIONS], "T"), (placeholders["ids"], "T"), (placeholders[ROWS], "R")])
+    symbols = letters([(placeholders[POSITIONS], "T"), (placeholders[IDS], "T"), (placeholders[ROWS], "R")])
     return function_source(piece.weights, piece.takes, piece.nodes, piece.gives, symbols)
 
 

@@ -5,15 +5,17 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from pannier.slicer.cache import Untrusted, default_cache_dir, key_of, load_cut, store_cut
 from pannier.slicer.cut import Cut
 from pannier.slicer.model import SlicedModel
 from pannier.slicer.prove import prove
-from pannier.slicer.refusal import CannotSlice, Unsupported
+from pannier.slicer.refusal import CannotSlice, Unsupported, one_line
 from pannier.slicer.rotary import freeze_rotary
 from pannier.slicer.slicing import cut_model, join
 
@@ -45,7 +47,7 @@ def load(
         progress: told, in a few words, what is being done.
 
     Raises:
-        CannotLoad: there is no model at `path`, or it is quantised.
+        CannotLoad: there is no model at `path`, or it isn't whole, or it is quantised or pickled.
         CannotSlice: the model can't be served with its attention elsewhere.
         ValueError: `max_model_len` is more than the model can do.
     """
@@ -55,7 +57,8 @@ def load(
     progress(f"proving {config.model_type}")
     prove(config, length, cache_dir)
     progress(f"loading weights from {path}")
-    model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype).eval().to(device)
+    model = _weights(str(path), config, dtype)
+    torch.nn.Module.to(model, device)
     progress("slicing")
     return _slice_proved(model, length, cache_dir)
 
@@ -72,7 +75,7 @@ def slice_model(
     length = longest(model.config, max_model_len)
     cache_dir = cache_dir or default_cache_dir()
     prove(model.config, length, cache_dir)
-    return _slice_proved(model.eval(), length, cache_dir)
+    return _slice_proved(model, length, cache_dir)
 
 
 def longest(config: PretrainedConfig, asked: int | None) -> int:
@@ -109,14 +112,31 @@ def _config(path: str) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise CannotLoad(f"{path}: no model can be loaded from it ({error})") from error
+        raise CannotLoad(f"{path}: no model can be loaded from it ({one_line(error)})") from error
     if quantised := getattr(config, "quantization_config", None):
         method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else type(quantised).__name__
         raise CannotLoad(f"{path}: its weights are quantised ({method}), only unquantised weights can be loaded")
     return config
 
 
+def _weights(path: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with its weights, all of which must be there, and none of them pickled."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, SafetensorError) as error:
+        raise CannotLoad(f"{path}: its weights can't be loaded ({one_line(error)})") from error
+    model: PreTrainedModel
+    model, found = loaded
+    for problem in ("missing_keys", "mismatched_keys"):
+        if names := sorted(map(str, found[problem])):
+            raise CannotLoad(f"{path}: {len(names)} of its weights are {problem.split('_')[0]}, such as {names[0]}")
+    return model
+
+
 def _slice_proved(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -> SlicedModel:
+    model.train(False)
     freeze_rotary(model, max_model_len)
     return join(_cut_or_cached(model, max_model_len, cache_dir), model, max_model_len)
 

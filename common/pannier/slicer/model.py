@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from pannier.slicer.cut import Call, Cut
+from pannier.slicer.cut import LOGITS, Call, Cut
+from pannier.slicer.export import IDS, POSITIONS, ROWS
 
 Values = dict[str, Any]  # tensors, and a few sizes
 
@@ -82,16 +83,26 @@ class SlicedModel:
         Returns:
             logits [R, V].
         """
-        values: Values = {"ids": ids, "positions": positions, "rows": rows}
-        return self.resume(values, 0)
-
-    def resume(self, values: Values, first: int) -> Run:
-        """Runs from slice `first` on, given the values alive before it (which are used up)."""
-        for call in self.calls[first:]:
-            # No name holds q, k and v here, so they are freed as soon as the caller lets go of them.
-            values[self.slices[call.index].output] = yield Attend(call, *self._run_slice(call.index, values))
-        (logits,) = self._run_slice(len(self.calls), values)
+        values: Values = {IDS: ids, POSITIONS: positions, ROWS: rows}
+        yield from self.run_slices(values, range(len(self.slices)))
+        logits: torch.Tensor = values[LOGITS]
         return logits
+
+    def run_slices(self, values: Values, span: range) -> Generator[Attend, torch.Tensor, None]:
+        """Runs some consecutive slices, for a model whose slices are spread over several workers.
+
+        Args:
+            values: name -> what is alive before the first of them (`ids`, `positions` and `rows` before slice 0); as
+                this runs it comes to hold what is alive after the last of them (`logits` after the last of all).
+            span: numbers of the slices; a slice's attention call belongs to it.
+        """
+        for index in span:
+            output = self.slices[index].output
+            if index == len(self.calls):
+                (values[output],) = self._run_slice(index, values)
+            else:
+                # No name holds q, k and v here, so they are freed as soon as the caller lets go of them.
+                values[output] = yield Attend(self.calls[index], *self._run_slice(index, values))
 
     def sinks(self, call: Call) -> torch.Tensor | None:
         """The sinks [H] of a call, or None."""

@@ -35,6 +35,7 @@ SHORTER = {
     "aten.embedding.default": "torch.embedding",
     "aten.linear.default": "torch.nn.functional.linear",
     "aten.matmul.default": "torch.matmul",
+    "aten.mean.dim": "torch.mean",
     "aten.mul.Tensor": "torch.mul",
     "aten.neg.default": "torch.neg",
     "aten.pow.Tensor_Scalar": "torch.pow",
