@@ -298,7 +298,7 @@ def test_abort_takes_the_later_steps_of_the_lane_along_and_leaves_the_earlier() 
     first, second, third = (planned(scheduler) for _ in range(3))
     assert scheduler.abort(second.step) == [second.step, third.step]
     scheduler.check()
-    assert [scheduler.is_planned(step.step) for step in (other, first, second, third)] == [True, True, False, False]
+    assert [scheduler.lane_of(step.step) for step in (other, first, second, third)] == [1, 0, None, None]
     again = planned(scheduler)
     assert again.previous == (Previous(0, first.step, 0),)
 
@@ -322,8 +322,8 @@ def test_a_failed_step_ends_its_sequences_and_no_others() -> None:
     scheduler.cancel(2)
     assert scheduler.fail(failing.step, "no such kernel") == [Output(0, None, "error", "no such kernel")]
     scheduler.check()
-    assert not scheduler.is_planned(failing.step)
-    assert not scheduler.is_planned(behind.step)
+    assert scheduler.lane_of(failing.step) is None
+    assert scheduler.lane_of(behind.step) is None
     assert [stepped(scheduler, lane=1)[0].sequence, scheduler.num_running] == [1, 1]
 
 

@@ -5,7 +5,7 @@ from pannier.scheduler.config import SchedulerConfig
 from pannier.scheduler.placement import AttentionOffer, GroupPlan, PlacementError, ShardPlan, form_groups
 from pannier.scheduler.scheduler import Scheduler
 from pannier.scheduler.sequence import Output, Rejected, Request
-from pannier.scheduler.step import UNRESOLVED, Step
+from pannier.scheduler.step import UNRESOLVED, Step, Unplanned
 
 __all__ = [
     "UNRESOLVED",
@@ -21,5 +21,6 @@ __all__ = [
     "SchedulerConfig",
     "ShardPlan",
     "Step",
+    "Unplanned",
     "form_groups",
 ]

@@ -26,7 +26,7 @@ from pannier.scheduler.admission import refuse_impossible, refuse_unfitting
 from pannier.scheduler.blocks import BlockPool, blocks_for, require
 from pannier.scheduler.config import SchedulerConfig
 from pannier.scheduler.sequence import Output, Rejected, Request, Sequence
-from pannier.scheduler.step import Draft, Planned, Rows, Step
+from pannier.scheduler.step import Draft, Planned, Rows, Step, Unplanned
 from pannier.wire.messages import Drawn
 
 
@@ -175,10 +175,13 @@ class Scheduler:
         return step
 
     def commit(self, step: int, drawn: List[Drawn]) -> list[Output]:
-        """The lane's oldest planned step is done, and this is what its samples drew, in their order."""
-        track = self._lane_of(step)
+        """The lane's oldest planned step is done, and this is what its samples drew, in their order.
+
+        Raises `Unplanned`, and nothing has changed, when that is not so.
+        """
+        track = self._track_of(step)
         if track is None or track.planned[0].step.step != step:
-            raise ValueError(f"step {step} can't commit: it is not the oldest planned step of a lane")
+            raise Unplanned(f"step {step} can't commit: it is not the oldest planned step of a lane")
         _compare(track.planned[0].step, drawn)
         answers = iter(drawn)
         outputs = []
@@ -191,9 +194,10 @@ class Scheduler:
                 outputs.append(self._advance(sequence, answer))
         return outputs
 
-    def is_planned(self, step: int) -> bool:
-        """Whether the step is planned and neither committed nor lost."""
-        return self._lane_of(step) is not None
+    def lane_of(self, step: int) -> int | None:
+        """The lane that the step is planned on; None once it has committed or is lost."""
+        track = self._track_of(step)
+        return None if track is None else track.number
 
     def drop(self, lane: int) -> list[int]:
         """All planned steps of the lane are lost; returns their numbers. Only after their fence was acknowledged."""
@@ -204,14 +208,14 @@ class Scheduler:
 
         Only after the compute worker has said that nothing of any of them will be written.
         """
-        track = self._lane_of(step)
+        track = self._track_of(step)
         if track is None:
             return []
         return self._lose_steps(track, [planned.step.step for planned in track.planned].index(step))
 
     def fail(self, step: int, reason: str) -> list[Output]:
         """The step can't be done and would fail again: end its sequences, abort it and the lane's later ones."""
-        track = self._lane_of(step)
+        track = self._track_of(step)
         if track is None:
             return []
         failed = next(planned for planned in track.planned if planned.step.step == step)
@@ -314,7 +318,7 @@ class Scheduler:
             raise ValueError(f"lane {lane} is unknown; lanes are {sorted(self._lanes)}")
         return self._lanes[lane]
 
-    def _lane_of(self, step: int) -> Lane | None:
+    def _track_of(self, step: int) -> Lane | None:
         for lane in self._lanes.values():
             if any(planned.step.step == step for planned in lane.planned):
                 return lane
@@ -372,7 +376,10 @@ def _chunks(prompts: Iterable[Sequence], budget: int) -> Iterator[Rows]:
 
 
 def _compare(step: Step, drawn: List[Drawn]) -> None:
-    """Raise `ValueError` unless these are the draws of the step's samples, in order."""
+    """Raise `Unplanned` unless these are the draws of the step's samples, in order, and could be tokens."""
     expected, got = [sample.sequence for sample in step.samples], [each.sequence for each in drawn]
     if expected != got:
-        raise ValueError(f"step {step.step} drew for the sequences {got}; its samples are of {expected}")
+        raise Unplanned(f"step {step.step} drew for the sequences {got}; its samples are of {expected}")
+    strange = next((each.token for each in drawn if not 0 <= each.token < 1 << 31), None)
+    if strange is not None:
+        raise Unplanned(f"step {step.step} drew {strange}, which is no token")

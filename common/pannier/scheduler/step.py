@@ -13,6 +13,10 @@ UNRESOLVED = -1
 """Stands for the token of a row in `previous`: no legal id, so a row that was never resolved can't pass for one."""
 
 
+class Unplanned(ValueError):
+    """What is said of a step fits none that is planned."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What the wire's `Step` says, before it is given a life and a session."""

@@ -9,7 +9,7 @@ from pannier.gateway.fleet import Fleet
 from pannier.gateway.output_text import Released
 from pannier.gateway.streams import Stream, Streams
 from pannier.net.errors import PeerGone
-from pannier.scheduler import Output, Rejected, Scheduler, Step
+from pannier.scheduler import Output, Rejected, Scheduler, Step, Unplanned
 from pannier.wire import Dtype, GatewayToClient, lay_out, payload_bytes
 from pannier.wire import messages as m
 
@@ -64,10 +64,16 @@ class Engine:
                 self._send(step)
 
     def commit(self, lane: int, done: m.StepDone) -> None:
-        """A step of a lane is done: advance its sequences, stream their text, plan on."""
+        """A step of a lane is done: advance its sequences, stream their text, plan on.
+
+        Raises `Unplanned`, and nothing has changed, when the lane owes no such step.
+        """
+        if self.scheduler.lane_of(done.step) != lane:
+            raise Unplanned(f"step {done.step} is not planned on lane {lane}")
+        outputs = self.scheduler.commit(done.step, done.drawn)
         self.steps_by_lane[lane] += 1
         self.last_times[lane] = done.times
-        self.deliver(self.scheduler.commit(done.step, done.drawn))  # before planning: a stop string may end a sequence
+        self.deliver(outputs)  # before planning: a stop string may end a sequence
         self.pump()
 
     def deliver(self, outputs: list[Output]) -> None:

@@ -148,9 +148,9 @@ class Fleet:
         return sorted({name for name, entry in workers if entry.missed > limit})
 
     def joined(self, name: str) -> None:
-        """A worker's data thread can be reached from now on."""
+        """A worker's data thread can be reached from now on; again is no news."""
         for entry in (self.compute.get(name), self.attention.get(name)):
-            if entry is not None:
+            if entry is not None and entry.standing is Standing.REGISTERED:
                 entry.standing = Standing.JOINED
 
     def new_groups(self) -> list[tuple[str, m.AttentionAssign]]:

@@ -11,7 +11,7 @@ import zmq.asyncio
 
 from pannier.gateway.admission import Admission
 from pannier.gateway.engine import Engine
-from pannier.gateway.fleet import Fleet, FleetConfig, Standing
+from pannier.gateway.fleet import ComputeEntry, Fleet, FleetConfig, Standing
 from pannier.gateway.sessions import Sessions
 from pannier.gateway.status import status
 from pannier.gateway.text import Text
@@ -21,7 +21,7 @@ from pannier.runtime.errors import NotAccepted
 from pannier.runtime.model_source import resolve
 from pannier.runtime.service import in_thread, run_service
 from pannier.runtime.tasks import first_end
-from pannier.scheduler import Output, Scheduler, SchedulerConfig
+from pannier.scheduler import Output, Scheduler, SchedulerConfig, Unplanned
 from pannier.wire import (
     Buffer,
     ClientToGateway,
@@ -146,18 +146,26 @@ class GatewayService:
                 self._from_step(name, message)
 
     def _from_step(self, name: str, message: m.StepDone | m.StepFailed | m.NeedState | m.StepAborted) -> None:
-        compute = self.fleet.compute[name]
-        if (compute.standing, compute.session) != (Standing.READY, message.session):
+        compute = self.fleet.compute.get(name)
+        if compute is None or (compute.standing, compute.session) != (Standing.READY, message.session):
             log.info("a step of an ended session", worker=name, step=message.step)
             return
         match message:
             case m.StepDone():
-                self._engine().commit(compute.first_lane + message.lane, message)
+                self._commit(compute, message)
             case m.StepFailed():
                 log.error("step failed", worker=name, step=message.step, reason=message.reason)
                 self.sessions.failed(compute, message)
             case _:
                 log.warning("unexpected", worker=name, kind=type(message).__name__)
+
+    def _commit(self, compute: ComputeEntry, done: m.StepDone) -> None:
+        """A step is done. One that its lane doesn't owe, or with other draws, ends the session like a failed step."""
+        try:
+            self._engine().commit(compute.first_lane + done.lane, done)
+        except Unplanned as error:
+            log.error("step refused", worker=compute.hello.name, step=done.step, reason=str(error))
+            self.sessions.failed(compute, m.StepFailed(done.life, done.session, done.step, done.lane, str(error)))
 
     async def _serve_clients(self) -> None:
         async for peer, message, _ in self.clients:

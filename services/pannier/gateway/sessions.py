@@ -149,9 +149,9 @@ class Sessions:
 
     def _end(self, compute: ComputeEntry) -> None:
         """Nothing of the session can be written any more: its steps are dropped, and what comes next begins."""
-        if compute.failed is not None:
-            self._deliver(self._scheduler().fail(compute.failed.step, compute.failed.reason))
-            compute.failed = None
+        failed, compute.failed = compute.failed, None
+        if failed is not None and self._scheduler().lane_of(failed.step) in compute.lanes:
+            self._deliver(self._scheduler().fail(failed.step, failed.reason))
         for lane in compute.lanes:
             if lane in self._scheduler().lanes:
                 self._scheduler().remove_lane(lane)

@@ -1,0 +1,167 @@
+"""What the gateway makes of what workers and clients say, whoever they are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from pannier.gateway.engine import Engine
+from pannier.gateway.fleet import Standing
+from pannier.net import PeerGone
+from pannier.runtime.config import GatewayConfig
+from pannier.runtime.model_source import resolve
+from pannier.wire import Buffer, Dtype
+from pannier.wire import messages as m
+from tests.interleaving.gateway import Gateway
+
+MODEL = "random:llama-135m"
+CALLS = (m.CallGeometry(4, 4, 8, 8, 1.0, 0, 0.0),)
+VOCAB, WINDOW = 100, 64
+TIMES = m.StepTimes(0.0, 0.0, 0.0, 0.0)
+
+
+class Rig:
+    """A gateway, one compute worker with two lanes and one attention worker by hand."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, list[tuple[str, Any]]] = {"control": [], "data": [], "clients": []}
+        self.gone: set[str] = set()
+        config = GatewayConfig(model=MODEL, block_size=16, max_batch_tokens=64)
+        self.gateway = Gateway(config, 0, {name: self._sends(name) for name in self.sent})
+        self.service = self.gateway.service
+        self.life = self.service.life
+
+    @property
+    def engine(self) -> Engine:
+        """Its engine."""
+        assert self.service.engine is not None
+        return self.service.engine
+
+    def _sends(self, socket: str) -> Any:
+        def send(peer: bytes, message: Any, _payload: Buffer | None) -> None:
+            if socket == "data" and peer.decode() in self.gone:
+                raise PeerGone("not there")
+            self.sent[socket].append((peer.decode(), message))
+
+        return send
+
+    def last(self, socket: str, kind: type[Any]) -> Any:
+        """The last message of a kind that was sent on a socket."""
+        return next(message for _, message in reversed(self.sent[socket]) if isinstance(message, kind))
+
+    def count(self, socket: str, kind: type[Any]) -> int:
+        """How many messages of a kind were sent on a socket."""
+        return sum(isinstance(message, kind) for _, message in self.sent[socket])
+
+    def hello(self, name: str, *, pid: int = 1, lanes: int = 2, memory: int = 1 << 20, window: int = WINDOW) -> None:
+        """A worker says hello; which role it has, its name says."""
+        compute = m.ComputeFacts(
+            MODEL, resolve(MODEL).digest, "cpu", "float32", Dtype.FLOAT32, lanes, CALLS, VOCAB, window, 0
+        )
+        attention = m.AttentionFacts("cpu", memory, 1e9, (Dtype.FLOAT32,), f"ipc://{name}")
+        is_compute = name.startswith("compute")
+        facts = (compute, None) if is_compute else (None, attention)
+        self.gateway.hand("control", name, m.Hello(m.PROTOCOL, name, pid, "h", "l", *facts))
+
+    def join(self, name: str) -> None:
+        """Its data thread has dialled."""
+        self.gateway.hand("data", name, m.Join(self.life))
+
+    def serve(self) -> None:
+        """Bring the stack up."""
+        for name in ("compute", "attention"):
+            self.hello(name)
+            self.join(name)
+        self.gateway.hand("data", "attention", m.Ready(self.life, 0, 0, ""))
+        self.session_ready()
+        assert self.service.fleet.open_lanes() == [0, 1]
+
+    def session_ready(self) -> None:
+        """The compute worker has linked to what it was told last."""
+        self.gateway.hand(
+            "data", "compute", m.Ready(self.life, None, self.last("data", m.ComputeAssign).session, "zmq")
+        )
+
+    def fenced(self) -> None:
+        """The attention worker acknowledges the last fence."""
+        fence = self.last("data", m.Fence)
+        self.gateway.hand("data", "attention", m.Fenced(self.life, fence.compute, fence.session))
+
+    def generate(self, request: str = "r", max_tokens: int = 1) -> None:
+        """A client asks for greedy tokens."""
+        params = m.SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        self.gateway.hand("clients", "client", m.Generate(request, None, None, (1, 2, 3), None, params))
+
+    def done(self, step: m.Step, /, **changed: Any) -> m.StepDone:
+        """What becomes of a step that is done."""
+        drawn = tuple(m.Drawn(sample.sequence, 7, None, ()) for sample in step.samples)
+        done = m.StepDone(self.life, step.session, step.step, step.lane, drawn, TIMES)
+        return msgspec.structs.replace(done, **changed)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.gateway.close()
+
+
+NONSENSE: dict[str, dict[str, Any]] = {
+    "unknown step": {"step": 1 << 60},
+    "another lane": {"lane": 1},
+    "no lane": {"lane": 12345},
+    "too few draws": {"drawn": ()},
+    "another sequence": {"drawn": (m.Drawn(99, 7, None, ()),)},
+    "no token": {"drawn": (m.Drawn(1, 1 << 40, None, ()),)},
+}
+
+
+@pytest.mark.parametrize("changed", NONSENSE.values(), ids=NONSENSE)
+def test_a_step_done_that_nobody_asked_for_ends_the_session_only(rig: Rig, changed: dict[str, Any]) -> None:
+    """The gateway goes on; the request fails if its own step was answered wrongly, else its step is repeated."""
+    rig.serve()
+    rig.generate()
+    rig.gateway.hand("data", "compute", rig.done(rig.last("data", m.Step), **changed))
+    rig.fenced()
+    rig.session_ready()
+    if not rig.count("clients", m.Failed):
+        rig.gateway.hand("data", "compute", rig.done(rig.last("data", m.Step)))
+        assert rig.last("clients", m.Delta).finish_reason == "length"
+    assert len(rig.engine.streams) == 0
+    rig.engine.scheduler.check()
+
+
+def test_a_step_that_another_worker_calls_failed_goes_on(rig: Rig) -> None:
+    """A failure ends requests only if the step was that worker's own."""
+    rig.serve()
+    rig.hello("compute-b")
+    rig.join("compute-b")
+    assign = rig.last("data", m.ComputeAssign)
+    rig.gateway.hand("data", "compute-b", m.Ready(rig.life, None, assign.session, "zmq"))
+    rig.generate()
+    step = rig.last("data", m.Step)
+    assert rig.sent["data"][-1][0] == "compute"
+    rig.gateway.hand("data", "compute-b", m.StepFailed(rig.life, assign.session, step.step, 0, "nonsense"))
+    rig.fenced()
+    rig.gateway.hand("data", "compute", rig.done(step))
+    assert rig.last("clients", m.Delta).finish_reason == "length"
+
+
+@pytest.mark.parametrize("name", ["attention", "compute"])
+def test_what_a_worker_has_no_business_to_say_changes_nothing(rig: Rig, name: str) -> None:
+    """Outcomes of steps from an attention worker, a shard that is ready from a compute worker, joining twice."""
+    rig.serve()
+    rig.generate()
+    told = len(rig.sent["data"])
+    step = rig.last("data", m.Step)
+    rig.join(name)
+    other = "attention" if name == "compute" else "compute"
+    rig.gateway.hand("data", "attention", rig.done(step))
+    rig.gateway.hand("data", "attention", m.StepFailed(rig.life, step.session, step.step, 0, "nonsense"))
+    rig.gateway.hand("data", name, m.Ready(rig.life, 12, 0, ""))
+    rig.gateway.hand("data", name, m.Fenced(rig.life, other, 9))
+    assert len(rig.sent["data"]) == told
+    assert rig.service.fleet.compute["compute"].standing is Standing.READY
+    rig.gateway.hand("data", "compute", rig.done(step))
+    assert rig.last("clients", m.Delta).finish_reason == "length"
