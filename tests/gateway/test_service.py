@@ -165,3 +165,15 @@ def test_what_a_worker_has_no_business_to_say_changes_nothing(rig: Rig, name: st
     assert rig.service.fleet.compute["compute"].standing is Standing.READY
     rig.gateway.hand("data", "compute", rig.done(step))
     assert rig.last("clients", m.Delta).finish_reason == "length"
+
+
+def test_a_worker_that_returns_is_accepted_when_the_last_fence_falls_away(rig: Rig) -> None:
+    """Also when no acknowledgement ends it, but the loss of the attention worker that owed it."""
+    rig.serve()
+    rig.hello("compute", pid=2)
+    assert rig.count("control", m.Welcome) == 2
+    rig.gateway.silent("attention")
+    assert rig.count("control", m.Welcome) == 3
+    rig.hello("attention", pid=2)
+    rig.hello("compute", pid=3)
+    assert rig.count("control", m.Welcome) == 5

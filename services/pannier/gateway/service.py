@@ -141,7 +141,6 @@ class GatewayService:
                 self.sessions.ready(name, message)
             case m.Fenced():
                 self.sessions.fenced(name, message)
-                self._accept_returning()
             case m.StepDone() | m.StepFailed() | m.NeedState() | m.StepAborted():
                 self._from_step(name, message)
 
@@ -263,6 +262,8 @@ class GatewayService:
         self._engine().deliver(outputs)
 
     def _pump(self) -> None:
+        """Whatever has happened: go on as far as can be gone on now."""
+        self._accept_returning()
         if self.engine is not None:
             self.engine.pump()
 
