@@ -177,3 +177,11 @@ def test_a_worker_that_returns_is_accepted_when_the_last_fence_falls_away(rig: R
     rig.hello("attention", pid=2)
     rig.hello("compute", pid=3)
     assert rig.count("control", m.Welcome) == 5
+
+
+@pytest.mark.parametrize("facts", [{"lanes": 0}, {"lanes": -1}, {"lanes": 1 << 40}, {"window": 1}])
+def test_a_worker_that_cannot_be_used_is_refused(rig: Rig, facts: dict[str, int]) -> None:
+    """With a reason, whatever numbers it gives; the next one is accepted."""
+    rig.hello("compute", **facts)
+    assert rig.count("control", m.Refused) == 1
+    rig.serve()

@@ -46,6 +46,11 @@ def test_memory_has_units() -> None:
     [
         (GatewayConfig, {}, "gateway needs the setting 'model'"),
         (GatewayConfig, {"model": "m", "max_batch_tokens": 0}, "max_batch_tokens is 0; it must be greater than 0"),
+        (
+            GatewayConfig,
+            {"model": "m", "max_batch_tokens": 32},
+            "gateway: max_sequences is 64; it must be at most max_batch_tokens, 32",
+        ),
         (GatewayConfig, {"model": "m", "block_size": 20}, "block_size is 20; it must be 16, 32 or 64"),
         (GatewayConfig, {"model": "m", "heads_split": "5,0"}, "heads_split is '0'; it must be greater than 0"),
         (ComputeConfig, {"model": "m", "device": "gpu"}, "device is 'gpu'; it must be cpu or cuda:NUMBER"),

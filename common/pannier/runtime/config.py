@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,7 @@ from pydantic import (
     PositiveInt,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 
 from pannier.runtime.errors import ConfigError
@@ -79,6 +80,14 @@ class GatewayConfig(RoleConfig):
     """KV heads per attention worker, as in "5,3"; None: planned from memory and bandwidth."""
     kv_dtype: DtypeName = "auto"
     heartbeat_s: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _decode_rows_fit(self) -> Self:
+        if self.max_sequences > self.max_batch_tokens:
+            raise ValueError(
+                f"max_sequences is {self.max_sequences}; it must be at most max_batch_tokens, {self.max_batch_tokens}"
+            )
+        return self
 
 
 class ComputeConfig(RoleConfig):
@@ -181,6 +190,8 @@ def _from_environment(kind: type[RoleConfig], environ: Mapping[str, str]) -> dic
 def _sentence(kind: type[RoleConfig], error: ValidationError) -> str:
     """The first thing that is wrong, in one sentence."""
     first = error.errors(include_url=False)[0]
+    if not first["loc"]:  # about several fields
+        return f"{kind.role}: {first['ctx']['error']}"
     field = str(first["loc"][0])
     match first["type"]:
         case "extra_forbidden":

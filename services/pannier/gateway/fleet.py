@@ -9,6 +9,8 @@ from pannier.scheduler import AttentionOffer, PlacementError, form_groups
 from pannier.wire import Dtype
 from pannier.wire import messages as m
 
+MAX_LANES = 64
+
 
 class Standing(StrEnum):
     """Where a worker stands with its gateway."""
@@ -99,6 +101,7 @@ class Fleet:
         if hello.protocol != m.PROTOCOL:
             raise NotAccepted(f"{hello.name} speaks protocol {hello.protocol}; this gateway speaks {m.PROTOCOL}")
         if hello.compute is not None:
+            _check_limits(hello.name, hello.compute)
             self._check_model(hello.name, hello.compute)
             lanes = [next(self._next_lane) for _ in range(hello.compute.lanes)]
             self.compute[hello.name] = ComputeEntry(hello, hello.compute, lanes[0])
@@ -226,3 +229,10 @@ class Fleet:
         return m.GroupAddress(
             group, tuple(m.ShardAddress(e.hello.name, e.facts.endpoint, assign.heads) for assign, e in members)
         )
+
+
+def _check_limits(name: str, facts: m.ComputeFacts) -> None:
+    if not 1 <= facts.lanes <= MAX_LANES:
+        raise NotAccepted(f"{name} has {facts.lanes} lanes; 1 to {MAX_LANES} are possible")
+    if facts.max_model_len < 2:
+        raise NotAccepted(f"the model of {name} has a window of {facts.max_model_len}; a prompt and an answer need 2")

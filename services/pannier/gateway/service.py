@@ -272,7 +272,7 @@ class GatewayService:
         return self.engine
 
     def _make_engine(self, facts: m.ComputeFacts) -> Engine:
-        """What the first compute worker's model allows decides what is admitted. Raises `NotAccepted`."""
+        """What the first compute worker's model allows decides what is admitted."""
         config = self.config
         max_model_len = min(facts.max_model_len, config.max_model_len or facts.max_model_len)
         limits = SchedulerConfig(
