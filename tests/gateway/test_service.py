@@ -10,6 +10,7 @@ from pannier.gateway.engine import Engine
 from pannier.gateway.fleet import Standing
 from pannier.net import PeerGone
 from pannier.runtime.config import GatewayConfig
+from pannier.runtime.errors import ConfigError
 from pannier.runtime.model_source import resolve
 from pannier.wire import Buffer, Dtype
 from pannier.wire import messages as m
@@ -185,3 +186,22 @@ def test_a_worker_that_cannot_be_used_is_refused(rig: Rig, facts: dict[str, int]
     rig.hello("compute", **facts)
     assert rig.count("control", m.Refused) == 1
     rig.serve()
+
+
+def test_a_newcomer_that_can_hold_nothing_hinders_nobody(rig: Rig) -> None:
+    """Only the first attention workers must be able to hold the model's cache."""
+    rig.serve()
+    rig.hello("attention-b", memory=1)
+    rig.join("attention-b")
+    rig.generate()
+    rig.gateway.hand("data", "compute", rig.done(rig.last("data", m.Step)))
+    assert rig.last("clients", m.Delta).finish_reason == "length"
+
+
+def test_first_workers_that_cannot_hold_the_cache_end_the_gateway(rig: Rig) -> None:
+    """There is nothing that it could serve."""
+    rig.hello("compute")
+    rig.join("compute")
+    rig.hello("attention", memory=1)
+    with pytest.raises(ConfigError, match="offers 1 bytes"):
+        rig.join("attention")

@@ -93,7 +93,7 @@ class Fleet:
         self.compute: dict[str, ComputeEntry] = {}
         self.attention: dict[str, AttentionEntry] = {}
         self._next_lane = count()
-        self._num_groups = 0
+        self.num_groups = 0
         """Groups formed so far; a number is never used again."""
 
     def accept(self, hello: m.Hello) -> None:
@@ -183,7 +183,7 @@ class Fleet:
             raise ConfigError(str(error)) from error
         assigns = []
         for plan in plans:
-            group, self._num_groups = self._num_groups, self._num_groups + 1
+            group, self.num_groups = self.num_groups, self.num_groups + 1
             for number, shard in enumerate(plan.shards):
                 assign = m.AttentionAssign(
                     life=self.config.life,
@@ -204,7 +204,7 @@ class Fleet:
     def _free_attention(self) -> list[tuple[str, AttentionEntry]]:
         """Those that can be given a shard; behind the first groups, as many as a given split of heads divides."""
         free = sorted((name, e) for name, e in self.attention.items() if e.standing is Standing.JOINED)
-        split, is_first = self.config.heads_split, self._num_groups == 0
+        split, is_first = self.config.heads_split, self.num_groups == 0
         return free if is_first or not split else free[: len(free) - len(free) % len(split)]
 
     def ready_groups(self) -> dict[int, int]:

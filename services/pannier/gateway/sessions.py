@@ -11,6 +11,7 @@ from itertools import count
 import structlog
 
 from pannier.gateway.fleet import AttentionEntry, ComputeEntry, Fleet, Standing
+from pannier.runtime.errors import ConfigError
 from pannier.scheduler import Output, Scheduler
 from pannier.wire import GatewayToWorkerData
 from pannier.wire import messages as m
@@ -34,10 +35,18 @@ class Sessions:
     def joined(self, name: str) -> None:
         """A worker's data thread has joined: give it something to do, if all that it needs is there.
 
-        Raises `ConfigError` when the attention workers can't hold the model's cache.
+        Raises `ConfigError` when the first attention workers can't hold the model's cache. Of later ones it is only
+        said: what is served goes on without them.
         """
         self._fleet.joined(name)
-        for worker, assign in self._fleet.new_groups():
+        try:
+            assigns = self._fleet.new_groups()
+        except ConfigError as error:
+            if not self._fleet.num_groups:
+                raise
+            log.error("no group", worker=name, reason=str(error))
+            assigns = []
+        for worker, assign in assigns:
             self._tell(worker, assign)
         if name in self._fleet.compute:
             self._start(self._fleet.compute[name])
