@@ -84,6 +84,10 @@ class Rig:
             "data", "compute", m.Ready(self.life, None, self.last("data", m.ComputeAssign).session, "zmq")
         )
 
+    def heartbeat(self, name: str) -> None:
+        """A worker is alive."""
+        self.gateway.hand("control", name, m.Heartbeat(self.life, {}))
+
     def fenced(self) -> None:
         """The attention worker acknowledges the last fence."""
         fence = self.last("data", m.Fence)
@@ -205,3 +209,35 @@ def test_first_workers_that_cannot_hold_the_cache_end_the_gateway(rig: Rig) -> N
     rig.hello("attention", memory=1)
     with pytest.raises(ConfigError, match="offers 1 bytes"):
         rig.join("attention")
+
+
+def test_a_step_that_never_reached_its_worker_is_repeated(rig: Rig) -> None:
+    """Though the worker's heart beats: its data channel alone was broken, as long as it took to dial again."""
+    rig.serve()
+    rig.gone.add("compute")
+    rig.generate()
+    assert not rig.count("data", m.Step)
+    rig.service.beat()
+    rig.fenced()
+    rig.heartbeat("compute")  # its new session can't be told either
+    assert rig.count("data", m.ComputeAssign) == 1
+    rig.gone.clear()
+    rig.service.beat()
+    rig.fenced()
+    rig.heartbeat("compute")
+    rig.session_ready()
+    rig.gateway.hand("data", "compute", rig.done(rig.last("data", m.Step)))
+    assert rig.last("clients", m.Delta).finish_reason == "length"
+
+
+def test_an_attention_worker_that_cannot_be_fenced_is_lost(rig: Rig) -> None:
+    """Nobody waits for its acknowledgement; its requests end, and it is told to start again."""
+    rig.serve()
+    rig.generate()
+    step = rig.last("data", m.Step)
+    rig.gone.add("attention")
+    rig.gateway.hand("data", "compute", m.StepFailed(rig.life, step.session, step.step, 0, "out of memory"))
+    rig.service.beat()
+    assert rig.count("clients", m.Failed) == 1
+    rig.heartbeat("attention")
+    assert rig.count("control", m.Refused) == 1

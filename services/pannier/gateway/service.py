@@ -60,6 +60,8 @@ class GatewayService:
         self._context = zmq.asyncio.Context()
         self._text: Text | None = None
         self._returning: dict[str, tuple[bytes, m.Hello]] = {}
+        self._untold: set[str] = set()
+        """Workers to which a message on the data channel was lost."""
 
     async def startup(self) -> None:
         """Bind, then load the tokenizer. Raises `ModelError`, `PortBusy`, `Exposed`."""
@@ -195,6 +197,7 @@ class GatewayService:
             return
         if self.fleet.knows(name):
             self.sessions.lost(name, "its process was started again", leaves=True)
+        self._untold.discard(name)
         self._returning[name] = (peer, hello)
         self._accept_returning()
 
@@ -229,12 +232,19 @@ class GatewayService:
         self._say(name, m.Heartbeat(self.life, {}))
 
     async def _watch(self) -> None:
-        """Give up workers that have been silent for too long."""
         while True:
             await asyncio.sleep(self.config.heartbeat_s)
-            for name in self.fleet.silent(SILENT_AFTER):
-                self.sessions.lost(name, f"silent for {SILENT_AFTER} heartbeats", leaves=False)
-            self._pump()
+            self.beat()
+
+    def beat(self) -> None:
+        """A heartbeat is due: give up workers that have been silent for too long, or can't be told what to do."""
+        for name in self.fleet.silent(SILENT_AFTER):
+            self.sessions.lost(name, f"silent for {SILENT_AFTER} heartbeats", leaves=False)
+        untold, self._untold = self._untold, set()
+        for name in sorted(untold):
+            if self.fleet.knows(name):  # it beats, and so a compute worker comes back, into a new session
+                self.sessions.lost(name, "its data channel is broken", leaves=False)
+        self._pump()
 
     # --- what is sent ----------------------------------------------------------------------------------------------
 
@@ -247,8 +257,9 @@ class GatewayService:
     def _tell(self, name: str, message: GatewayToWorkerData, payload: Buffer | None = None) -> None:
         try:
             self.data.send(name.encode(), message, payload)
-        except PeerGone as error:  # its silence will be noticed
+        except PeerGone as error:
             log.warning("not told", worker=name, kind=type(message).__name__, reason=str(error))
+            self._untold.add(name)
 
     def _send_client(self, peer: bytes, message: GatewayToClient) -> None:
         try:
