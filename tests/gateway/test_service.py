@@ -241,3 +241,14 @@ def test_an_attention_worker_that_cannot_be_fenced_is_lost(rig: Rig) -> None:
     assert rig.count("clients", m.Failed) == 1
     rig.heartbeat("attention")
     assert rig.count("control", m.Refused) == 1
+
+
+def test_hello_said_again_by_the_same_process_is_welcomed_again(rig: Rig) -> None:
+    """And changes nothing, whatever it does by now; another process of that name takes its place."""
+    rig.serve()
+    rig.hello("compute")
+    rig.hello("attention")
+    assert rig.count("control", m.Welcome) == 4
+    assert rig.service.fleet.open_lanes() == [0, 1]
+    rig.hello("compute", pid=2)
+    assert rig.service.fleet.open_lanes() == []

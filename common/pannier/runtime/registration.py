@@ -15,7 +15,7 @@ from pannier.wire import messages as m
 LOST_AFTER = 10
 """Heartbeats in a row that the gateway may leave unanswered before it counts as lost."""
 PATIENCE_S = 10.0
-"""How often a worker says in the log that it waits for a gateway."""
+"""How often a worker says hello, and in the log that it waits: a gateway may have read the last one, and ended."""
 log = structlog.get_logger()
 
 
@@ -32,10 +32,11 @@ class Registration:
 
     async def register(self) -> m.Welcome:
         """Say hello and wait for the gateway, however long it takes to appear. Raises `NotAccepted`."""
-        await self._connection.send(self.hello)
         waiting = asyncio.ensure_future(anext(self._incoming))
+        await self._connection.send(self.hello)
         while not (await asyncio.wait([waiting], timeout=PATIENCE_S))[0]:
             log.info("waiting for a gateway", endpoint=self._endpoint)
+            await self._connection.send(self.hello)
         match waiting.result()[0]:
             case m.Welcome() as welcome:
                 return welcome

@@ -122,6 +122,11 @@ class Fleet:
         """Whether a worker of that name is registered."""
         return name in self.compute or name in self.attention
 
+    def knows_process(self, hello: m.Hello) -> bool:
+        """Whether the very process that says hello is registered."""
+        entry = self.compute.get(hello.name) or self.attention.get(hello.name)
+        return entry is not None and entry.hello == hello
+
     def computes_lane(self, lane: int) -> ComputeEntry:
         """The compute worker that a lane belongs to."""
         return next(entry for entry in self.compute.values() if lane in entry.lanes)

@@ -195,6 +195,9 @@ class GatewayService:
         if peer != name.encode():
             self._refuse(peer, f"a worker's socket must bear its name, {name!r}")
             return
+        if self.fleet.knows_process(hello):
+            self._welcome(name)  # it says so until it is welcomed
+            return
         if self.fleet.knows(name):
             self.sessions.lost(name, "its process was started again", leaves=True)
         self._untold.discard(name)
@@ -216,8 +219,11 @@ class GatewayService:
             return
         if hello.compute is not None and self.engine is None:
             self.engine = self._make_engine(hello.compute)
-        self._say(hello.name, m.Welcome(self.life, self.data.endpoint, self.config.heartbeat_s))
+        self._welcome(hello.name)
         log.info("worker accepted", worker=hello.name, pid=hello.pid)
+
+    def _welcome(self, name: str) -> None:
+        self._say(name, m.Welcome(self.life, self.data.endpoint, self.config.heartbeat_s))
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         log.warning("worker refused", worker=peer.decode(errors="replace"), reason=reason)
