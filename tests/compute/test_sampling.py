@@ -44,6 +44,13 @@ def test_greedy_is_the_most_likely_token() -> None:
         assert draw(rows.to(dtype), samples)[0].tolist() == rows.to(dtype).argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-45, 1e-300])
+def test_a_temperature_near_0_is_greedy(temperature: float) -> None:
+    """However many logits it would make infinite."""
+    logits = torch.tensor([1.0, 2.0, 30.0, 3.0])
+    assert tokens([sample(position, temperature=temperature) for position in range(50)], logits) == [2] * 50
+
+
 def test_nothing_to_draw() -> None:
     """A step without samples draws nothing."""
     drawn, reported = draw(torch.empty(0, V), [])

@@ -20,7 +20,8 @@ def draw(logits: torch.Tensor, samples: Sequence[m.Sample]) -> tuple[torch.Tenso
     tokens = logits.argmax(-1)
     for i, sample in enumerate(samples):
         if sample.temperature > 0:
-            tokens[i] = _race(logits[i] / sample.temperature, sample)
+            best = logits[i].max()  # becomes 0, which a temperature near 0 doesn't make infinite
+            tokens[i] = _race((logits[i] - best) / sample.temperature, sample)
     return tokens, _report(logits, tokens, samples)
 
 
