@@ -55,6 +55,16 @@ def test_what_the_template_refuses_is_passed_on(write_model: WriteModel, plain: 
         text.encode_chat([ChatMessage("wizard", "hello")])
 
 
+@pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{{ messages[0]['content'].index('z') }}", "{{ [][0].x }}"])
+def test_however_a_template_fails_the_request_is_refused(
+    write_model: WriteModel, plain: Tokenizer, template: str
+) -> None:
+    """It is the model's own program."""
+    text = Text.load(write_model(plain, template=template))
+    with pytest.raises(Rejected, match="template refuses the messages"):
+        text.encode_chat([ChatMessage("user", "hello")])
+
+
 def test_end_tokens_come_from_every_place_that_names_them(write_model: WriteModel, plain: Tokenizer) -> None:
     """generation_config.json (several), config.json (one) and the tokenizer."""
     text = Text.load(write_model(plain, generation_config={"eos_token_id": [40, 41]}, config={"eos_token_id": 42}))
