@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pannier.cli.stack import ServeOptions
     from pannier.client import AsyncClient
 
+WARM_UP_TOKENS = 8
 FIRST_TOKEN, LAST_TOKEN = 10, 4000
 """Prompts are drawn from these token ids (or fewer if the vocabulary is smaller), clear of special tokens."""
 
@@ -93,12 +94,12 @@ async def _measure(options: "ServeOptions", attention: str, against: str | None,
         if against is not None:
             engines[against] = await running.enter_async_context(_transformers(options.model, options.dtype))
         found: dict[str, list[Timing]] = {name: [] for name in engines}
-        for repeat in range(-1, repeats):  # the first one warms up
+        for engine in engines.values():
+            await engine(load.prompts(-1, LAST_TOKEN), min(load.output, WARM_UP_TOKENS))
+        for repeat in range(repeats):
             for name, engine in engines.items():
-                timing = await engine(load.prompts(repeat, LAST_TOKEN), load.output)
-                if repeat >= 0:
-                    found[name].append(timing)
-                    print(f"{name}: {timing.total_s:.2f} s", file=sys.stderr)
+                found[name].append(await engine(load.prompts(repeat, LAST_TOKEN), load.output))
+                print(f"{name}: {found[name][-1].total_s:.2f} s", file=sys.stderr)
     for name, timings in found.items():
         tokens = load.requests * load.output
         report.add(case, name, "output_tokens_per_s", "tokens/s", [tokens / each.total_s for each in timings])
