@@ -8,6 +8,7 @@ import pytest
 
 from pannier.gateway.engine import Engine
 from pannier.gateway.fleet import Standing
+from pannier.gateway.service import GIVE_UP_AFTER
 from pannier.net import PeerGone
 from pannier.runtime.config import GatewayConfig
 from pannier.runtime.errors import ConfigError
@@ -87,6 +88,17 @@ class Rig:
     def heartbeat(self, name: str) -> None:
         """A worker is alive."""
         self.gateway.hand("control", name, m.Heartbeat(self.life, {}))
+
+    def beat(self, *names: str) -> None:
+        """A second passes in which these workers, or both, are alive."""
+        for name in names or ("compute", "attention"):
+            self.heartbeat(name)
+        self.service.beat()
+
+    def oldest(self) -> m.Step:
+        """The step that must be done first."""
+        number = min(self.engine.scheduler.under_way.values())
+        return next(step for _, step in self.sent["data"] if isinstance(step, m.Step) and step.step == number)
 
     def fenced(self) -> None:
         """The attention worker acknowledges the last fence."""
@@ -252,3 +264,43 @@ def test_hello_said_again_by_the_same_process_is_welcomed_again(rig: Rig) -> Non
     assert rig.service.fleet.open_lanes() == [0, 1]
     rig.hello("compute", pid=2)
     assert rig.service.fleet.open_lanes() == []
+
+
+def test_a_step_that_is_never_done_fails(rig: Rig) -> None:
+    """Every heart beats, but a frame was lost somewhere: its requests end, and those that wait are served."""
+    rig.serve()
+    rig.generate("stuck")
+    for _ in range(GIVE_UP_AFTER):
+        rig.beat()
+    assert not rig.count("clients", m.Failed)
+    rig.beat()
+    rig.fenced()
+    assert rig.last("clients", m.Failed).request == "stuck"
+    rig.session_ready()
+    rig.generate("next")
+    rig.gateway.hand("data", "compute", rig.done(rig.last("data", m.Step)))
+    assert rig.last("clients", m.Delta).request == "next"
+
+
+def test_slow_steps_are_waited_for(rig: Rig) -> None:
+    """Patience begins anew with each step."""
+    rig.serve()
+    rig.generate(max_tokens=5)
+    for _ in range(4):
+        for _ in range(GIVE_UP_AFTER):
+            rig.beat()
+        rig.gateway.hand("data", "compute", rig.done(rig.oldest()))
+    assert not rig.count("data", m.Fence)
+
+
+def test_requests_end_when_no_compute_worker_comes_back(rig: Rig) -> None:
+    """With one clear error, after a while; their blocks are free for others when one does come."""
+    rig.serve()
+    rig.generate()
+    rig.gateway.silent("compute")
+    rig.fenced()
+    for _ in range(GIVE_UP_AFTER + 1):
+        rig.beat("attention")
+    assert rig.last("clients", m.Failed).code == "unavailable"
+    assert rig.engine.scheduler.is_idle
+    rig.engine.scheduler.check()

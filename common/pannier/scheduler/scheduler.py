@@ -75,6 +75,11 @@ class Scheduler:
         return len(self._displaced) + sum(len(lane.sequences) for lane in self._lanes.values())
 
     @property
+    def under_way(self) -> dict[int, int]:
+        """The oldest planned step of each lane that has one."""
+        return {lane.number: lane.planned[0].step.step for lane in self._lanes.values() if lane.planned}
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing waits, runs or holds a block."""
         return not self._sequences

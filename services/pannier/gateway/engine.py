@@ -57,6 +57,12 @@ class Engine:
             self._abandon(stream)
             self.pump()
 
+    def give_up(self, reason: str) -> None:
+        """End every request with an error. Their blocks return with the steps that name them."""
+        for stream in self.streams.all():
+            self.scheduler.cancel(stream.sequence)
+            self._end(stream, m.Failed(stream.request, "unavailable", None, reason))
+
     def pump(self) -> None:
         """Plan and send steps until every lane has enough of them."""
         for lane in self._fleet.open_lanes():

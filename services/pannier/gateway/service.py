@@ -12,6 +12,7 @@ import zmq.asyncio
 from pannier.gateway.admission import Admission
 from pannier.gateway.engine import Engine
 from pannier.gateway.fleet import ComputeEntry, Fleet, FleetConfig, Standing
+from pannier.gateway.patience import Patience
 from pannier.gateway.sessions import Sessions
 from pannier.gateway.status import status
 from pannier.gateway.text import Text
@@ -35,6 +36,8 @@ from pannier.wire import messages as m
 
 SILENT_AFTER = 10
 """Heartbeats that may be missing before a worker counts as lost."""
+GIVE_UP_AFTER = 300
+"""Heartbeats after which requests end with an error: a lane's step is not done, or no lane is there to do any."""
 MAX_CONTROL_BYTES = 16 << 20
 MAX_DATA_BYTES = 256 << 20
 GOODBYE_S = 0.02
@@ -60,6 +63,8 @@ class GatewayService:
         self._context = zmq.asyncio.Context()
         self._text: Text | None = None
         self._returning: dict[str, tuple[bytes, m.Hello]] = {}
+        self._for_steps: Patience[int] = Patience(GIVE_UP_AFTER)
+        self._for_lanes: Patience[str] = Patience(GIVE_UP_AFTER)
         self._untold: set[str] = set()
         """Workers to which a message on the data channel was lost."""
 
@@ -250,7 +255,22 @@ class GatewayService:
         for name in sorted(untold):
             if self.fleet.knows(name):  # it beats, and so a compute worker comes back, into a new session
                 self.sessions.lost(name, "its data channel is broken", leaves=False)
+        if self.engine is not None:
+            self._give_up_waiting(self.engine)
         self._pump()
+
+    def _give_up_waiting(self, engine: Engine) -> None:
+        """Every request ends: also when frames were lost between workers whose hearts beat, or no worker comes back."""
+        steps = engine.scheduler.under_way
+        for lane in self._for_steps.beat(steps):
+            compute = self.fleet.computes_lane(lane)
+            reason = f"a step was not done within {GIVE_UP_AFTER} heartbeats"
+            if compute.standing is Standing.READY:
+                number = lane - compute.first_lane
+                self.sessions.failed(compute, m.StepFailed(self.life, compute.session, steps[lane], number, reason))
+        unserved = len(engine.streams) > 0 and not self.fleet.open_lanes()
+        if self._for_lanes.beat({"any": None} if unserved else {}):
+            engine.give_up(f"no compute worker was ready for {GIVE_UP_AFTER} heartbeats")
 
     # --- what is sent ----------------------------------------------------------------------------------------------
 

@@ -54,6 +54,10 @@ class Streams:
     def __len__(self) -> int:
         return len(self._by_sequence)
 
+    def all(self) -> list[Stream]:
+        """The live streams."""
+        return list(self._by_sequence.values())
+
     def open(self, stream: Stream) -> None:
         """Add a stream."""
         self._empty.clear()
