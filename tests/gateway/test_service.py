@@ -56,7 +56,7 @@ class Rig:
         """How many messages of a kind were sent on a socket."""
         return sum(isinstance(message, kind) for _, message in self.sent[socket])
 
-    def hello(self, name: str, *, pid: int = 1, lanes: int = 2, memory: int = 1 << 20, window: int = WINDOW) -> None:
+    def hello(self, name: str, *, start: int = 1, lanes: int = 2, memory: int = 1 << 20, window: int = WINDOW) -> None:
         """A worker says hello; which role it has, its name says."""
         compute = m.ComputeFacts(
             MODEL, resolve(MODEL).digest, "cpu", "float32", Dtype.FLOAT32, lanes, CALLS, VOCAB, window, 0
@@ -64,7 +64,7 @@ class Rig:
         attention = m.AttentionFacts("cpu", memory, 1e9, (Dtype.FLOAT32,), f"ipc://{name}")
         is_compute = name.startswith("compute")
         facts = (compute, None) if is_compute else (None, attention)
-        self.gateway.hand("control", name, m.Hello(m.PROTOCOL, name, pid, "h", "l", *facts))
+        self.gateway.hand("control", name, m.Hello(m.PROTOCOL, name, start, 1, "h", "l", *facts))
 
     def join(self, name: str) -> None:
         """Its data thread has dialled."""
@@ -187,12 +187,12 @@ def test_what_a_worker_has_no_business_to_say_changes_nothing(rig: Rig, name: st
 def test_a_worker_that_returns_is_accepted_when_the_last_fence_falls_away(rig: Rig) -> None:
     """Also when no acknowledgement ends it, but the loss of the attention worker that owed it."""
     rig.serve()
-    rig.hello("compute", pid=2)
+    rig.hello("compute", start=2)
     assert rig.count("control", m.Welcome) == 2
     rig.gateway.silent("attention")
     assert rig.count("control", m.Welcome) == 3
-    rig.hello("attention", pid=2)
-    rig.hello("compute", pid=3)
+    rig.hello("attention", start=2)
+    rig.hello("compute", start=3)
     assert rig.count("control", m.Welcome) == 5
 
 
@@ -262,7 +262,7 @@ def test_hello_said_again_by_the_same_process_is_welcomed_again(rig: Rig) -> Non
     rig.hello("attention")
     assert rig.count("control", m.Welcome) == 4
     assert rig.service.fleet.open_lanes() == [0, 1]
-    rig.hello("compute", pid=2)
+    rig.hello("compute", start=2)
     assert rig.service.fleet.open_lanes() == []
 
 

@@ -31,7 +31,7 @@ class Gateway:
         attention = m.AttentionFacts("cpu", 1 << 20, 1e9, (Dtype.FLOAT32,), f"ipc://{name}")
         is_compute = name.startswith("compute")
         hello = m.Hello(
-            m.PROTOCOL, name, 1, "h", "l", compute if is_compute else None, None if is_compute else attention
+            m.PROTOCOL, name, 1, 1, "h", "l", compute if is_compute else None, None if is_compute else attention
         )
         self.fleet.accept(hello)
         self.sessions.joined(name)

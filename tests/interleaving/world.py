@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -102,6 +103,7 @@ class World:
         """Those with frames under way."""
         self.workers: dict[str, AnyWorker] = {}
         self.orders: dict[str, Order] = {}
+        self._starts = count()
         self.excuses = {"the model is not ready yet", "no attention workers are ready", "more than any group"}
         """What may be said to a client whose request fails, after all that was done."""
         config = GatewayConfig(
@@ -302,7 +304,7 @@ class World:
                 channel.lose_some(self.chance)
 
     def _hello(self, name: str, compute: m.ComputeFacts | None, attention: m.AttentionFacts | None) -> m.Hello:
-        return m.Hello(m.PROTOCOL, name, 1, "here", "none", compute, attention)
+        return m.Hello(m.PROTOCOL, name, next(self._starts), 1, "here", "none", compute, attention)
 
     def _attention_facts(self, name: str) -> m.AttentionFacts:
         memory = self.shape.num_blocks * self.shape.block_size * self.shape.token_bytes

@@ -12,7 +12,7 @@ from pannier.runtime.registration import Registration
 from pannier.wire import WorkerToGateway
 from pannier.wire import messages as m
 
-HELLO = m.Hello(m.PROTOCOL, "w", 1, "h", "l", None, None)
+HELLO = m.Hello(m.PROTOCOL, "w", 1, 1, "h", "l", None, None)
 WELCOME = m.Welcome(1, "ipc://d", 1.0)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import socket
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ class WorkerService(ABC):
         return m.Hello(
             protocol=m.PROTOCOL,
             name=self.name,
+            start=secrets.randbits(62),
             pid=os.getpid(),
             host=socket.gethostname(),
             event_loop=type(asyncio.get_running_loop()).__module__,

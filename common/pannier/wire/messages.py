@@ -92,6 +92,8 @@ class Hello(Message, frozen=True):
 
     protocol: int
     name: str
+    start: int
+    """Drawn at random as the process starts: its successor may have the same name, host and pid (in a container)."""
     pid: int
     host: str
     event_loop: str

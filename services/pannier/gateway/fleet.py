@@ -125,7 +125,7 @@ class Fleet:
     def knows_process(self, hello: m.Hello) -> bool:
         """Whether the very process that says hello is registered."""
         entry = self.compute.get(hello.name) or self.attention.get(hello.name)
-        return entry is not None and entry.hello == hello
+        return entry is not None and entry.hello.start == hello.start
 
     def computes_lane(self, lane: int) -> ComputeEntry:
         """The compute worker that a lane belongs to."""
