@@ -1,9 +1,12 @@
 """What ends a step other than its end: aborts, failures, new sessions; and what is owed before it ends."""
 
+from collections.abc import Callable
+
+import msgspec
 import pytest
 from transformers import LlamaForCausalLM
 
-from pannier.compute.link import Link, Tensors
+from pannier.compute.link import Link, Received, Tensors
 from pannier.net import PeerGone
 from pannier.slicer import SlicedModel
 from pannier.wire import ComputeToAttention
@@ -189,3 +192,34 @@ def test_an_answer_from_a_worker_that_has_no_part_in_the_step(sliced: SlicedMode
     stack.link().held = False
     stack.pump()
     stack.take(m.StepDone)
+
+
+WRONG: dict[str, Callable[[m.Answer, Tensors], Received]] = {
+    "other call": lambda answer, tensors: (msgspec.structs.replace(answer, call=answer.call + 1), tensors),
+    "too few tensors": lambda answer, tensors: (answer, tensors[:1]),
+    "too few rows": lambda answer, tensors: (answer, [tensor[1:] for tensor in tensors]),
+    "other dtype": lambda answer, tensors: (answer, [tensors[0].double(), tensors[1]]),
+    "other sums": lambda answer, tensors: (answer, [tensors[0], tensors[1].half()]),
+    "a piece that was not sent": lambda answer, _: (m.PieceWritten(LIFE, 1, answer.step, answer.lane, 0), []),
+}
+
+
+@pytest.mark.parametrize("spoil", WRONG.values(), ids=WRONG)
+def test_an_answer_that_does_not_fit_what_was_asked(
+    sliced: SlicedModel, spoil: Callable[[m.Answer, Tensors], Received]
+) -> None:
+    """It fails its step, and the compute worker goes on."""
+    stack = Stack(sliced, lanes=1, wrap=HeldLink)
+    link = stack.link()
+    link.held = False
+    (text,) = texts([7])
+    (done,) = stack.run(stack.step().last_chunk(text).made())
+    accept(text, done.drawn[0])
+    link.held = True
+    stack.send(stack.step().decode(text).made())
+    stack.pump()
+    link.let_through()
+    answer, tensors = link.receive() or (None, [])
+    assert isinstance(answer, m.Answer)
+    stack.core.receive(link, *spoil(answer, tensors))
+    assert "a0.0 sent an answer that nobody asked for" in stack.take(m.StepFailed)[0].reason

@@ -44,7 +44,10 @@ class Share:
         self._frame = (step.life, step.session, step.step, step.lane)
         self._pieces = 0
         self._credits = PIECE_CREDITS
-        self._asked = False
+        self._asked: int | None = None
+        """The call whose answer is owed or has not been taken yet."""
+        self._owed: list[tuple[tuple[int, ...], torch.dtype]] = []
+        """Shapes and dtypes of the answer."""
         self._answer: Tensors | None = None
 
     def begin(self, copies: tuple[m.BlockCopy, ...]) -> None:
@@ -60,7 +63,12 @@ class Share:
         heads, ratio = self._heads[call], self._calls[call].q_heads // self._calls[call].kv_heads
         queries = q[self.rows.queries, heads.start * ratio : heads.stop * ratio]
         stored = self._stored(call, k, v, 0, self.rows.num_answered_stored)
-        self._asked, self._answer = True, None
+        self._asked, self._answer = call, None
+        num_rows, num_heads, _ = queries.shape
+        self._owed = [
+            ((num_rows, num_heads, self._calls[call].v_size), q.dtype),
+            ((num_rows - lse_from, num_heads), torch.float32),
+        ]
         self._send_piece(m.Piece(*self._frame, call, 0, True, lse_from, ()), [queries, *stored])
 
     def ship(self, call: int, k: torch.Tensor, v: torch.Tensor) -> Generator[None, None, None]:
@@ -83,10 +91,10 @@ class Share:
     def receive(self, message: AttentionToCompute, tensors: Tensors) -> None:
         """Take an answer. Raises `ShardFailed`, or `WireError` if nothing of the kind is owed."""
         match message:
-            case m.Answer() if self._asked and len(tensors) == 2:
+            case m.Answer() if message.call == self._asked and self._answer is None and self._is_owed(tensors):
                 self._answer = tensors
                 self.attention_s += message.attention_s
-            case m.PieceWritten():
+            case m.PieceWritten() if self._credits < PIECE_CREDITS:
                 self._credits += 1
             case m.StepWritten():
                 self.written = True
@@ -100,13 +108,16 @@ class Share:
     @property
     def waiting(self) -> bool:
         """Whether the answer to the last request is still outstanding."""
-        return self._asked and self._answer is None
+        return self._asked is not None and self._answer is None
 
     def take_answer(self) -> Tensors:
         """o [M, H, Dv] and LSE [M - lse_from, H] of this shard's heads."""
         assert self._answer is not None
-        answer, self._asked, self._answer = self._answer, False, None
+        answer, self._asked, self._answer = self._answer, None, None
         return answer
+
+    def _is_owed(self, tensors: Tensors) -> bool:
+        return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] == self._owed
 
     def _stored(self, call: int, k: torch.Tensor, v: torch.Tensor, start: int, stop: int) -> Tensors:
         heads, rows = self._heads[call], self.rows.stored
