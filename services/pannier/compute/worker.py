@@ -81,10 +81,17 @@ class ComputeWorker:
         self.core.idle_s += time.perf_counter() - started
 
     def _receive_from_links(self) -> bool:
-        """Hand on every answer that is there; whether there was one."""
+        """Hand on every answer that is there; whether there was one. What is not a message is counted and dropped."""
         any_received = False
         for link in list(self.core.links.values()):
-            while (received := link.receive()) is not None:
+            while True:
+                try:
+                    received = link.receive()
+                except WireError:
+                    self.core.counters["refused_frames"] += 1
+                    continue
+                if received is None:
+                    break
                 self.core.receive(link, *received)
                 any_received = True
         return any_received
