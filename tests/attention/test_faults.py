@@ -7,6 +7,10 @@ import msgspec
 import pytest
 import torch
 
+from pannier.attention.core import AttentionCore
+from pannier.ops.kv_cache import KVCache
+from pannier.runtime.errors import DeviceError
+from pannier.wire import Dtype
 from pannier.wire import messages as m
 from pannier.wire.messages import SegmentKind
 
@@ -255,3 +259,17 @@ def test_a_step_that_fails_after_waiting_is_named() -> None:
     assert [(type(message), message.step) for message, _ in replies] == [(m.StepWritten, 0), (m.StepFailed, 1)]
     following = hand.only(2, [decode(sequence)])
     assert_answers([feed(core, following.frames)], following.answers)
+
+
+def test_blocks_that_no_memory_is_left_for() -> None:
+    """One sentence, with what torch says."""
+
+    def full(*_: object) -> KVCache:
+        raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+
+    core = AttentionCore(torch.device("cpu"), full)
+    assign = m.AttentionAssign(
+        1, 0, 0, (m.CallGeometry(1, 1, 8, 8, 1.0, 0, 0.0),), (m.HeadRange(0, 1),), 9, 16, Dtype.FLOAT32, Dtype.FLOAT32
+    )
+    with pytest.raises(DeviceError, match="cpu has no room for 9 KV blocks: tried to allocate"):
+        core.assign(assign)

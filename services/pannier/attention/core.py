@@ -14,6 +14,7 @@ import torch
 
 from pannier.attention.shard import MakeCache, Shard, ShardStep
 from pannier.ops.kv_cache import KVCache
+from pannier.runtime.errors import DeviceError
 from pannier.wire import AttentionToCompute, ComputeToAttention, WireError
 from pannier.wire import messages as m
 
@@ -53,12 +54,15 @@ class AttentionCore:
         self._fenced: dict[str, int] = defaultdict(int)
 
     def assign(self, assign: m.AttentionAssign) -> None:
-        """Allocate the blocks; everything of a former assignment is gone."""
+        """Allocate the blocks; a former assignment and all of it is gone. Raises `DeviceError` without room."""
         if self.shard is not None and self.shard.assign.life != assign.life:
             self._fenced.clear()  # another gateway counts its sessions anew
         self.shard = None  # give the memory back before asking for it again
         self._sessions.clear()
-        self.shard = Shard(assign, self.device, self._make_cache)
+        try:
+            self.shard = Shard(assign, self.device, self._make_cache)
+        except RuntimeError as error:  # torch's word for memory that isn't there; its own subclass only on GPUs
+            raise DeviceError(f"{self.device} has no room for {assign.num_blocks} KV blocks: {error}") from error
 
     def fence(self, fence: m.Fence) -> m.Fenced:
         """End the sessions of a compute worker: from now on none of them can write."""
