@@ -44,6 +44,8 @@ class Rig:
         def send(peer: bytes, message: Any, _payload: Buffer | None) -> None:
             if socket == "data" and peer.decode() in self.gone:
                 raise PeerGone("not there")
+            if socket == "clients" and peer.decode() in self.gone and isinstance(message, m.Delta):
+                raise PeerGone("a peer reads nothing")
             self.sent[socket].append((peer.decode(), message))
 
         return send
@@ -304,3 +306,18 @@ def test_requests_end_when_no_compute_worker_comes_back(rig: Rig) -> None:
     assert rig.last("clients", m.Failed).code == "unavailable"
     assert rig.engine.scheduler.is_idle
     rig.engine.scheduler.check()
+
+
+def test_a_client_that_stops_reading_is_told_of_all_its_requests(rig: Rig) -> None:
+    """Each ends with one clear error, should it read on, and their blocks are free."""
+    rig.serve()
+    for request in ("a", "b", "c"):
+        rig.generate(request, max_tokens=9)
+    rig.gone.add("client")
+    rig.gateway.hand("data", "compute", rig.done(rig.oldest()))
+    assert [(each.request, each.reason) for _, each in rig.sent["clients"]] == [
+        (request, "a peer reads nothing") for request in ("a", "b", "c")
+    ]
+    while rig.engine.scheduler.under_way:
+        rig.gateway.hand("data", "compute", rig.done(rig.oldest()))
+    assert rig.engine.scheduler.is_idle

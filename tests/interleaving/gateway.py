@@ -46,8 +46,9 @@ class SimulatedServer:
             peer, message = self._arrived.popleft()
             yield peer, message, memoryview(b"")
 
-    def send(self, peer: bytes, message: Any, payload: Buffer | None = None) -> None:
+    def send(self, peer: bytes, message: Any, payload: Buffer | None = None, *, always: bool = False) -> None:
         """Send. Raises `PeerGone`."""
+        del always
         self.on_send(peer, message, payload)
 
     @classmethod

@@ -22,7 +22,6 @@ from .watch import Watch
 from .workers import AnyWorker, AttentionProcess, ComputeProcess, running
 
 DIGEST = "0" * 64
-CLIENT = "client"
 ROUNDS_TO_SETTLE = 12
 LONGEST_HOLD = 400
 """Ticks."""
@@ -328,7 +327,7 @@ class World:
         )
 
     def ask(self) -> None:
-        """A client sends a request."""
+        """A client of its own sends a request."""
         chance = self.chance
         prompt = tuple(chance.randrange(VOCABULARY) for _ in range(chance.choice([1, 2, 3, 5, 9, 17])))
         max_tokens, ignore_eos = chance.randint(1, 10), chance.random() < 0.5
@@ -345,7 +344,7 @@ class World:
             stop=("never",) if chance.random() < 0.2 else (),
             logprobs=chance.choice([None, 2]),
         )
-        self._hand("clients", CLIENT, m.Generate(order.name, None, None, prompt, None, params))
+        self._hand("clients", order.name, m.Generate(order.name, None, None, prompt, None, params))
 
     def cancel(self) -> None:
         """A client cancels a request; or leaves, which is noticed when it is sent something."""
@@ -356,7 +355,7 @@ class World:
         order.is_forgotten = order.is_over = True
         self.watch.counts["cancels"] += 1
         if self.chance.random() < 0.7:
-            self._hand("clients", CLIENT, m.Cancel(order.name))
+            self._hand("clients", order.name, m.Cancel(order.name))
 
     def stop(self) -> None:
         """A compute worker is stopped where it stands; what it has sent last may be stopped with it."""

@@ -151,6 +151,31 @@ def test_a_peer_that_reads_nothing_hinders_nobody(context: zmq.asyncio.Context, 
     run(body())
 
 
+def test_a_peer_that_reads_again_finds_what_waited_and_what_must_arrive(
+    context: zmq.asyncio.Context, endpoint: str, run: Run
+) -> None:
+    """Only what was refused is missing."""
+
+    async def body() -> None:
+        async with (
+            serving(context, endpoint, NARROW) as (server, arrived),
+            dialling(context, server, "slow", NARROW) as slow,
+        ):
+            await slow.send(m.Join(5))
+            await arrived.get()
+            for number in range(2 * CAPACITY):
+                try:
+                    server.send(b"slow", step(number), PAYLOAD)
+                except PeerGone:
+                    break
+            server.send(b"slow", step(number + 1), PAYLOAD, always=True)
+            incoming = aiter(slow)
+            expected = [*range(number), number + 1]
+            assert [(await anext(incoming))[0].step for _ in expected] == expected
+
+    run(body())
+
+
 def test_a_peer_that_reads_late_misses_nothing(context: zmq.asyncio.Context, endpoint: str, run: Run) -> None:
     """With queues of one and frames as large as the buffers, everything arrives in order once it is read."""
 

@@ -25,9 +25,13 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, frames: Frames) -> None:
-        """Send, or keep until `flush`. Raises `PeerGone` when the peer has left or stopped reading."""
-        if len(self._waiting) >= self._capacity:
+    def put(self, frames: Frames, *, always: bool = False) -> None:
+        """Send, or keep until `flush`. Raises `PeerGone` when the peer has left or stopped reading.
+
+        What waits already is kept when it has stopped reading. With `always` the frames are kept as well: for messages
+        of which no more come than were asked for.
+        """
+        if len(self._waiting) >= self._capacity and not always:
             raise PeerGone(f"a peer has not read {self._capacity} messages in a row")
         self._waiting.append(frames)
         self.flush()

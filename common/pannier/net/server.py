@@ -51,24 +51,18 @@ class Server(Generic[M]):
                 continue
             yield bytes(peer), message, payload
 
-    def send(self, peer: bytes, message: Message, payload: Buffer | None = None) -> None:
-        """Send or queue. Raises `PeerGone`, after which the peer's queue is forgotten."""
+    def send(self, peer: bytes, message: Message, payload: Buffer | None = None, *, always: bool = False) -> None:
+        """Send or queue. Raises `PeerGone`, as `Outbox.put` does."""
         outbox = self._outboxes.get(peer) or self._outboxes.setdefault(
             peer, Outbox(lambda frames: self._send_now(peer, frames))
         )
         try:
-            outbox.put(encode(message, payload))
-        except PeerGone:
-            self.forget(peer)
-            raise
-        if len(outbox):
-            self._start_flushing()
-        else:
-            del self._outboxes[peer]
-
-    def forget(self, peer: bytes) -> None:
-        """Drop what waits for a peer."""
-        self._outboxes.pop(peer, None)
+            outbox.put(encode(message, payload), always=always)
+        finally:
+            if len(outbox):
+                self._start_flushing()
+            else:
+                del self._outboxes[peer]
 
     async def close(self) -> None:
         """Close the socket; what waits is dropped."""

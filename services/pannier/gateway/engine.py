@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
 from pannier.gateway.admission import Admission
@@ -14,7 +15,8 @@ from pannier.wire import Dtype, GatewayToClient, lay_out, payload_bytes
 from pannier.wire import messages as m
 
 SendStep = Callable[[str, m.Step, bytearray], None]
-SendClient = Callable[[bytes, GatewayToClient], None]
+SendClient = Callable[[bytes, GatewayToClient, bool], None]
+"""Takes client, message, and whether it ends a request: then it must arrive, however slowly the client reads."""
 
 
 class Engine:
@@ -113,23 +115,28 @@ class Engine:
 
     def _end(self, stream: Stream, last: m.Delta | m.Failed) -> None:
         self.streams.close(stream)
-        self._tell(stream, last)
+        self._tell(stream, last, is_end=True)
 
-    def _tell(self, stream: Stream, message: m.Delta | m.Failed) -> None:
+    def _tell(self, stream: Stream, message: m.Delta | m.Failed, *, is_end: bool = False) -> None:
         try:
-            self._send_client(stream.peer, message)
-        except PeerGone:
-            self._abandon(stream)  # nobody is there to read it
+            self._send_client(stream.peer, message, is_end)
+        except PeerGone as gone:
+            self._hang_up(stream.peer, str(gone))
+
+    def _hang_up(self, peer: bytes, reason: str) -> None:
+        """End all requests of a client that has left, or hardly reads: in that case it finds out in the end."""
+        for stream in self.streams.of_peer(peer):
+            self._abandon(stream)
+            with suppress(PeerGone):
+                self._send_client(peer, m.Failed(stream.request, "unavailable", None, reason), True)
 
     def _abandon(self, stream: Stream) -> None:
         self.streams.close(stream)
         self.scheduler.cancel(stream.sequence)
 
     def _refuse(self, peer: bytes, message: m.Generate, rejected: Rejected) -> None:
-        try:
-            self._send_client(peer, m.Failed(message.request, rejected.code, rejected.param, rejected.reason))
-        except PeerGone:
-            return  # it has left already
+        with suppress(PeerGone):  # it has left already
+            self._send_client(peer, m.Failed(message.request, rejected.code, rejected.param, rejected.reason), False)
 
     def _send(self, step: Step) -> None:
         compute = self._fleet.computes_lane(step.lane)

@@ -287,9 +287,9 @@ class GatewayService:
             log.warning("not told", worker=name, kind=type(message).__name__, reason=str(error))
             self._untold.add(name)
 
-    def _send_client(self, peer: bytes, message: GatewayToClient) -> None:
+    def _send_client(self, peer: bytes, message: GatewayToClient, is_end: bool = False) -> None:
         try:
-            self.clients.send(peer, message)
+            self.clients.send(peer, message, always=is_end)
         except PeerGone:
             if isinstance(message, m.Delta):
                 raise

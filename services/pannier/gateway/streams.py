@@ -58,6 +58,10 @@ class Streams:
         """The live streams."""
         return list(self._by_sequence.values())
 
+    def of_peer(self, peer: bytes) -> list[Stream]:
+        """The live streams of a client."""
+        return [stream for stream in self._by_sequence.values() if stream.peer == peer]
+
     def open(self, stream: Stream) -> None:
         """Add a stream."""
         self._empty.clear()
