@@ -32,7 +32,11 @@ class AttentionService(WorkerService):
             torch.set_num_threads(config.threads)
         device = open_device(config.device)
         worker = AttentionWorker(context, config.name, AttentionCore(device), config.listen, self.options)
-        facts = await in_thread(attention_facts, device, config.memory, worker.endpoint)
+        try:
+            facts = await in_thread(attention_facts, device, config.memory, worker.endpoint)
+        except BaseException:
+            worker.close()  # a context doesn't end before its sockets
+            raise
         return worker, Facts(attention=facts)
 
 
