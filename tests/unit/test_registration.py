@@ -38,3 +38,27 @@ def test_a_gateway_that_ended_before_it_answered_is_followed_by_another(
         context.term()
 
     asyncio.run(asyncio.wait_for(body(), 20))
+
+
+def test_who_leaves_stays_until_the_gateway_knows(tmp_path: Path) -> None:
+    """The gateway's goodbye ends the worker; without one it leaves all the same."""
+
+    async def body() -> None:
+        context, endpoint = zmq.asyncio.Context(), f"ipc://{tmp_path}/g"
+        gateway: Server[m.Goodbye | m.Heartbeat] = Server(context, WorkerToGateway, endpoint)
+        worker = Registration(context, endpoint, HELLO, SocketOptions())
+        living = asyncio.create_task(worker.keep_alive(WELCOME, dict))
+        leaving = asyncio.create_task(worker.leave("asked to stop"))
+        async for peer, message, _ in gateway:
+            if isinstance(message, m.Goodbye):
+                assert not leaving.done()
+                gateway.send(peer, m.Goodbye("as you wish"))
+                break
+        await living
+        assert not leaving.done()
+        await leaving
+        await gateway.close()
+        worker.close()
+        context.term()
+
+    asyncio.run(asyncio.wait_for(body(), 20))

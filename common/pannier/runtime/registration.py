@@ -16,6 +16,8 @@ LOST_AFTER = 10
 """Heartbeats in a row that the gateway may leave unanswered before it counts as lost."""
 PATIENCE_S = 10.0
 """How often a worker says hello, and in the log that it waits: a gateway may have read the last one, and ended."""
+FAREWELL_S = 0.5
+"""How long a worker that leaves waits for the gateway's goodbye: a socket that is closed drops what it hasn't sent."""
 log = structlog.get_logger()
 
 
@@ -51,8 +53,9 @@ class Registration:
         await first_end(self._beat(welcome, counters), self._listen())
 
     async def leave(self, reason: str) -> None:
-        """Tell the gateway that this worker goes on purpose."""
+        """Tell the gateway that this worker goes on purpose; its own goodbye ends `keep_alive`, mostly before this."""
         await self._connection.send(m.Goodbye(reason))
+        await asyncio.sleep(FAREWELL_S)
 
     def close(self) -> None:
         """Close the connection."""
