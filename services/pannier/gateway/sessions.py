@@ -148,9 +148,9 @@ class Sessions:
             for member in self._fleet.group_members(group):
                 member.assign, member.standing = None, Standing.JOINED
         for compute in list(self._fleet.compute.values()):
-            compute.fences.discard(name)
-            self._end_if_fenced(compute)
             self.fence(compute)
+            compute.fences.discard(name)  # of a fence that was under way
+            self._end_if_fenced(compute)
 
     def _end_if_fenced(self, compute: ComputeEntry) -> None:
         if compute.standing is Standing.FENCING and not compute.fences:
