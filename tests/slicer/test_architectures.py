@@ -12,13 +12,19 @@ from .small import assert_close, sliced_logits, small_model, some_ids, whole_log
 
 LENGTH = 24
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LONG = {
+LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
     "original_max_position_embeddings": 16,
 }
+LONG: dict[str, Any] = {
+    "max_position_embeddings": LENGTH,
+    "original_max_position_embeddings": 16,
+    "rope_parameters": LONG_ROPE,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -32,7 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
         ("gpt_oss", {"head_dim": 16, "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2}),
         ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
         ("qwen3_moe", EXPERTS | {"head_dim": 12, "num_experts": 4}),
-        ("phi3", {"max_position_embeddings": LENGTH, "rope_parameters": LONG}),
+        ("phi3", LONG),
+        ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 10}),
         ("deepseek_v3", EXPERTS | {
             "num_key_value_heads": 6, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
             "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
@@ -62,7 +69,7 @@ def assert_calls_match(sliced: SlicedModel, settings: dict[str, Any]) -> None:
 
 def test_frozen_rotary_embeddings_do_not_depend_on_neighbours(cache_dir: Path) -> None:
     """Short sequences use the frequencies of the longest one allowed, so that keys never go stale."""
-    model, ids = small_model("phi3", max_position_embeddings=LENGTH, rope_parameters=LONG), some_ids(LENGTH)
+    model, ids = small_model("phi3", **LONG), some_ids(LENGTH)
     want = whole_logits(model, ids)
     sliced = slice_model(model, max_model_len=LENGTH, cache_dir=cache_dir)
     assert_close(sliced_logits(sliced, ids[:5]), want[:5])

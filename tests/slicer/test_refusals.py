@@ -88,6 +88,14 @@ def test_a_model_that_sees_the_future_is_refused(cache_dir: Path) -> None:
         slice_model(model, cache_dir=cache_dir)
 
 
+def test_rotary_embeddings_that_adapt_do_more_positions() -> None:
+    rotary = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    config = small_config("llama", rope_parameters=rotary, max_position_embeddings=64)
+    assert (longest(config, None), longest(config, 256)) == (64, 256)
+    with pytest.raises(ValueError, match="257 is more"):
+        longest(config, 257)
+
+
 # Masks.
 
 

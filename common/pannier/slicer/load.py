@@ -84,22 +84,25 @@ def longest(config: PretrainedConfig, asked: int | None) -> int:
     Raises:
         ValueError: more were asked for than the model has, or none were and the configuration doesn't say.
     """
-    has = _positions(config)
+    has = _decoder(config, "max_position_embeddings")
     if asked is None and has is None:
         raise ValueError(f"{config.model_type}: its configuration has no longest length, give a max_model_len")
-    if asked is not None and has is not None and asked > has:
+    if asked is not None and has is not None and asked > has * _stretch(config):
         raise ValueError(f"{config.model_type}: a max_model_len of {asked} is more than the model's {has} positions")
-    length = asked or has
-    assert length is not None
-    return int(length)
+    return int(has if asked is None else asked)
 
 
-def _positions(config: PretrainedConfig) -> int | None:
-    """How many positions the model has, if its configuration says so."""
+def _stretch(config: PretrainedConfig) -> float:
+    """How many times its positions a model can do: more than once if its rotary embeddings adapt themselves."""
+    rotary = _decoder(config, "rope_parameters") or {}
+    return float(rotary.get("factor", 1.0)) if "dynamic" in str(rotary.get("rope_type")) else 1.0
+
+
+def _decoder(config: PretrainedConfig, name: str) -> Any:
+    """A setting of the text decoder, or None."""
     with suppress(ValueError):  # several decoders in one model: look at the whole
         config = config.get_text_config(decoder=True)
-    positions: int | None = getattr(config, "max_position_embeddings", None)
-    return positions
+    return getattr(config, name, None)
 
 
 def _config(path: str) -> PretrainedConfig:

@@ -68,13 +68,14 @@ def _model(configs: list[PretrainedConfig]) -> PreTrainedModel:
     reason = "its settings are refused"
     for config in configs:
         try:
-            return _runnable(config)
+            return runnable(config)
         except Exception as error:  # noqa: BLE001 (a model's own code, with sizes that it wasn't made for)
             reason = one_line(error)
     raise Unsupported(f"can't be made small enough for its proof ({reason})")
 
 
-def _runnable(config: PretrainedConfig) -> PreTrainedModel:
+def runnable(config: PretrainedConfig) -> PreTrainedModel:
+    """A random model of this configuration, once it has run."""
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     model.train(False)
     with torch.no_grad():

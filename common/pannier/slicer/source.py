@@ -125,9 +125,10 @@ def _module_of(target: Any) -> str:
 
 
 def _expression(node: fx.Node, names: dict[fx.Node, str]) -> str:
+    name = operator_name(node.target)
     positional = [_argument(a, names) for a in node.args]
     named = [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]
-    return f"{operator_name(node.target)}({', '.join([*positional, *named])})"
+    return f"{name}({', '.join([*positional, *named])})"
 
 
 def _argument(value: Any, names: dict[fx.Node, str]) -> str:
