@@ -1,5 +1,6 @@
 """The folder of one stack."""
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -56,3 +57,21 @@ def test_a_base_too_long_for_sockets_is_not_used(base: Path, monkeypatch: pytest
     with run_folder() as folder:
         assert len(os.fsencode(folder / "attention-63")) < 107
         assert long not in folder.parents
+
+
+def test_a_stack_that_starts_beside_another_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the other cleans up at the very moment before the folder is locked."""
+    flock, others = fcntl.flock, 0
+
+    def late(lock: int, operation: int) -> None:
+        nonlocal others
+        if operation == fcntl.LOCK_EX and not others:
+            others += 1
+            with run_folder():
+                pass
+        flock(lock, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with run_folder() as folder:
+        assert others == 1
+        assert folder.is_dir()

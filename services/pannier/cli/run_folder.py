@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PREFIX = "pannier-"
-LOCK = "lock"
+LOCK, UNLOCKED = "lock", "lock.new"
 MAX_BASE_BYTES = 64
 """A socket's path has 107 bytes at most, and ours add up to 40."""
 
@@ -20,9 +20,10 @@ def run_folder() -> Iterator[Path]:
     base = _base()
     _sweep(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    lock = os.open(folder / UNLOCKED, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(folder / UNLOCKED, folder / LOCK)  # nobody finds it before it is locked
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
