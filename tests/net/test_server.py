@@ -12,6 +12,7 @@ import zmq.asyncio
 
 from pannier.net import Connection, PeerGone, Server, SocketOptions, bind, close_bound, connect
 from pannier.net.outbox import CAPACITY
+from pannier.net.server import BATCH
 from pannier.wire import (
     Dtype,
     GatewayToWorkerData,
@@ -285,3 +286,35 @@ def test_the_watch_finds_a_socket() -> None:
     socket, endpoint = bind(context, zmq.ROUTER, "tcp://127.0.0.1:0")
     assert not terminates(context)
     close_bound(socket, endpoint)  # lets the context end
+
+
+def test_a_flood_on_one_socket_leaves_other_tasks_their_turn(
+    context: zmq.asyncio.Context, endpoint: str, run: Run
+) -> None:
+    """However many messages wait to be received."""
+
+    async def body() -> None:
+        server: Server[m.Join] = Server(context, WorkerToGatewayData, endpoint)
+        peer: Connection[Any] = Connection(context, WorkerToGatewayData, server.endpoint, b"flood")
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        for _ in range(100):
+            await peer.send(m.Join(5))
+        await asyncio.sleep(0.2)
+        task = asyncio.create_task(other())
+        at, incoming = [], aiter(server)
+        for _ in range(100):
+            await anext(incoming)
+            at.append(turns)
+        assert all(after > before for before, after in zip(at, at[2 * BATCH :], strict=False))
+        task.cancel()
+        peer.close()
+        await server.close()
+
+    run(body())

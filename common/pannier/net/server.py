@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any, Generic, TypeVar, cast
 
 import zmq
@@ -16,6 +17,8 @@ from pannier.wire.messages import Message
 
 M = TypeVar("M", bound=Message)
 RETRY_S = 0.002
+BATCH = 16
+"""Messages received in a row before other tasks of the loop have their turn."""
 log = logging.getLogger(__name__)  # not structlog: clients import this package
 
 
@@ -40,7 +43,9 @@ class Server(Generic[M]):
 
     async def __aiter__(self) -> AsyncIterator[tuple[bytes, M, memoryview]]:
         """Peer, message and payload of everything that arrives; what is not a message is counted and dropped."""
-        while True:
+        for number in count(1):
+            if number % BATCH == 0:
+                await asyncio.sleep(0)  # a receive returns at once while there is something: others' turn
             frames = await self._socket.recv_multipart(copy=False)
             peer, *body = [frame.buffer for frame in frames]
             try:
