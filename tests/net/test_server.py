@@ -294,27 +294,26 @@ def test_a_flood_on_one_socket_leaves_other_tasks_their_turn(
     """However many messages wait to be received."""
 
     async def body() -> None:
-        server: Server[m.Join] = Server(context, WorkerToGatewayData, endpoint)
-        peer: Connection[Any] = Connection(context, WorkerToGatewayData, server.endpoint, b"flood")
-        turns = 0
+        server: Server[m.Join] = Server(context, WorkerToGatewayData, endpoint, SocketOptions(queue=1024))
+        received = 0
 
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
+        async def receive() -> None:
+            nonlocal received
+            async for _ in server:
+                received += 1
+
+        async with dialling(context, server, "flood", SocketOptions(queue=1024)) as flood:
+            for _ in range(20 * BATCH):
+                await flood.send(m.Join(5))
+            await asyncio.sleep(0.2)  # all wait in the server's queue
+            receiving = asyncio.create_task(receive())
+            seen = 0
+            while received < 20 * BATCH:
                 await asyncio.sleep(0)
-
-        for _ in range(100):
-            await peer.send(m.Join(5))
-        await asyncio.sleep(0.2)
-        task = asyncio.create_task(other())
-        at, incoming = [], aiter(server)
-        for _ in range(100):
-            await anext(incoming)
-            at.append(turns)
-        assert all(after > before for before, after in zip(at, at[2 * BATCH :], strict=False))
-        task.cancel()
-        peer.close()
+                assert received - seen <= BATCH
+                seen = received
+            receiving.cancel()
+            await asyncio.wait([receiving])
         await server.close()
 
     run(body())
