@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, masking_utils
+from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM, masking_utils
 
 from pannier.slicer import CannotLoad, CannotSlice, load, slice_model
 from pannier.slicer.attend import attention, window_of
+from pannier.slicer.export import export
 from pannier.slicer.load import longest
 from pannier.slicer.prove import prove
 from pannier.slicer.refusal import Unsupported
@@ -72,6 +73,26 @@ def test_pickled_weights_are_refused(tmp_path: Path, cache_dir: Path) -> None:
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(CannotLoad, match="its weights can't be loaded"):
         load(tmp_path, dtype=torch.float32, device="cpu", cache_dir=cache_dir)
+
+
+def test_a_class_of_ones_own_is_refused(cache_dir: Path) -> None:
+    class Own(LlamaForCausalLM):
+        pass
+
+    with pytest.raises(CannotSlice, match="is no class of the library"):
+        slice_model(Own(LlamaConfig(num_hidden_layers=1, hidden_size=64)), cache_dir=cache_dir)
+
+
+def test_a_model_that_keeps_something_is_refused() -> None:
+    model = small_model("llama", num_hidden_layers=1)
+    model.register_buffer("steps", torch.zeros(1))
+
+    def count(module: torch.nn.Module, *_: object) -> None:
+        module.get_buffer("steps").add_(1)
+
+    model.register_forward_hook(count)
+    with pytest.raises(Unsupported, match="changes its own buffers"):
+        export(model)
 
 
 def test_more_positions_than_the_model_has_are_refused() -> None:

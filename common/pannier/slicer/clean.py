@@ -27,7 +27,7 @@ DROPOUTS = {aten.dropout.default, aten.feature_dropout.default}
 def clean(graph: fx.Graph) -> None:
     """Removes assertions, unused values, dropout, and conversions and views that change nothing."""
     _erase_unused(graph)
-    copies_matter = any(_writes(node) for node in graph.nodes)
+    copies_matter = any(writes(node) for node in graph.nodes)
     for node in list(graph.nodes):
         if node.op == "call_function" and _does_nothing(node, copies_matter):
             node.replace_all_uses_with(node.args[0])
@@ -37,12 +37,12 @@ def clean(graph: fx.Graph) -> None:
 
 def _erase_unused(graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
-        if not node.users and node.op in ("call_function", "get_attr") and not _writes(node):
+        if not node.users and node.op in ("call_function", "get_attr") and not writes(node):
             graph.erase_node(node)
 
 
-def _writes(node: fx.Node) -> bool:
-    """Whether a node changes one of its arguments in place."""
+def writes(node: fx.Node) -> bool:
+    """Whether a node changes its first argument in place."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target is aten.detach_.default:
         return False
     return bool(node.target._schema.is_mutable)

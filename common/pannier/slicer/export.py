@@ -9,6 +9,7 @@ from torch.export.graph_signature import InputKind
 from transformers import PreTrainedModel
 
 from pannier.slicer.attend import IMPLEMENTATION
+from pannier.slicer.clean import writes
 from pannier.slicer.refusal import Unsupported, one_line
 
 IDS, POSITIONS, ROWS = "ids", "positions", "rows"
@@ -64,6 +65,7 @@ def export(model: PreTrainedModel) -> Exported:
         # A trace runs the model's own code, which may raise anything.
         raise Unsupported(f"can't be traced ({one_line(error)})") from error
     _check_guards(program)
+    _check_nothing_is_kept(program)
     return _named(program)
 
 
@@ -87,6 +89,14 @@ def _check_guards(program: torch.export.ExportedProgram) -> None:
     allowed = {" == ".join(sizes), " == ".join(reversed(sizes))}
     if surprising := [g for g in program._guards_code if g not in allowed]:
         raise Unsupported(f"depends on the number of rows in a step ({surprising[0]})")
+
+
+def _check_nothing_is_kept(program: torch.export.ExportedProgram) -> None:
+    """Refuses a model that changes its buffers, or what it is given: the next step would see that."""
+    inputs = {node for node in program.graph.nodes if node.op == "placeholder"}
+    written = [node for node in program.graph.nodes if writes(node) and node.args[0] in inputs]
+    if written or program.graph_signature.buffers_to_mutate:
+        raise Unsupported("changes its own buffers as it runs")
 
 
 def _named(program: torch.export.ExportedProgram) -> Exported:

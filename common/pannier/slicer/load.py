@@ -72,6 +72,8 @@ def slice_model(
         CannotSlice: the model can't be served with its attention elsewhere.
         ValueError: `max_model_len` is more than the model can do.
     """
+    if not type(model).__module__.startswith("transformers."):
+        raise CannotSlice(model.config.model_type, "is no class of the library, whose classes alone are proved")
     length = longest(model.config, max_model_len)
     cache_dir = cache_dir or default_cache_dir()
     prove(model.config, length, cache_dir)
@@ -145,8 +147,8 @@ def _slice_proved(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -
 
 
 def _cut_or_cached(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -> Cut:
-    key = key_of(model.config.to_dict(), dtype=model.dtype, device=model.device.type, max_model_len=max_model_len)
-    folder = cache_dir / "slices" / key
+    others = {"class": type(model), "dtype": model.dtype, "device": model.device.type, "length": max_model_len}
+    folder = cache_dir / "slices" / key_of(model.config.to_dict(), **others)
     try:
         if cached := load_cut(folder):
             return cached
