@@ -35,11 +35,11 @@ def test_a_number_of_attention_workers_means_cpus() -> None:
 
 
 def test_monolithic_has_no_attention_workers() -> None:
-    """The compute workers bring both, so the gateway waits for as many of each."""
-    stack = plan(ServeOptions("m", compute="cpu,cpu", monolithic=True, attention_memory="1GiB"), FOLDER)
+    """The one worker brings both roles, so the gateway waits for one of each."""
+    stack = plan(ServeOptions("m", monolithic=True, attention_memory="1GiB"), FOLDER)
     assert all(isinstance(worker, ComputeConfig) and worker.monolithic for worker in stack.workers)
     assert {worker.attention_memory for worker in stack.workers if isinstance(worker, ComputeConfig)} == {1 << 30}
-    assert (stack.gateway.compute_workers, stack.gateway.attention_workers) == (2, 2)
+    assert (stack.gateway.compute_workers, stack.gateway.attention_workers) == (1, 1)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 16])
@@ -57,6 +57,7 @@ def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores:
         ({"attention": "0"}, "--attention is 0; it must be 1 to 64"),
         ({"attention": "cpu,"}, "--attention is 'cpu,'"),
         ({"attention": "2", "monolithic": True}, "--attention 2 and --monolithic exclude each other"),
+        ({"compute": "cpu,cpu", "monolithic": True}, "--compute cpu,cpu has several devices; --monolithic runs on one"),
         ({"lanes": 0}, "compute: lanes is 0; it must be greater than or equal to 1"),
         ({"block_size": 7}, "gateway: block_size is 7; it must be 16, 32 or 64"),
         ({"attention_memory": "lots"}, "attention: memory is 'lots'"),

@@ -6,6 +6,7 @@ import pytest
 
 from pannier.gateway.fleet import Fleet, FleetConfig, Standing
 from pannier.gateway.sessions import Sessions
+from pannier.runtime.errors import NotAccepted
 from pannier.scheduler import Scheduler, SchedulerConfig
 from pannier.wire import Dtype
 from pannier.wire import messages as m
@@ -29,10 +30,8 @@ class Gateway:
         """A worker registers and joins."""
         compute = m.ComputeFacts("m", "d", "cpu", "float32", Dtype.FLOAT32, 2, CALLS, 100, 64, 0)
         attention = m.AttentionFacts("cpu", 1 << 20, 1e9, (Dtype.FLOAT32,), f"ipc://{name}")
-        is_compute = name.startswith("compute")
-        hello = m.Hello(
-            m.PROTOCOL, name, 1, 1, "h", "l", compute if is_compute else None, None if is_compute else attention
-        )
+        roles = {"compute": (compute, None), "mono": (compute, attention)}
+        hello = m.Hello(m.PROTOCOL, name, 1, 1, "h", "l", *roles.get(name.split("-")[0], (None, attention)))
         self.fleet.accept(hello)
         self.sessions.joined(name)
 
@@ -111,3 +110,12 @@ def test_a_worker_that_is_gone_for_good_is_not_waited_for(pair: Gateway) -> None
     for name in ("a", "b"):
         pair.sessions.fenced(name, m.Fenced(1, "compute", 1))
     assert not pair.fleet.knows("compute")
+
+
+@pytest.mark.parametrize(("first", "second"), [("mono-0", "mono-1"), ("mono-0", "compute"), ("a", "mono-0")])
+def test_a_monolithic_worker_is_the_only_one(first: str, second: str) -> None:
+    """Its blocks can't be reached from other processes: who would share a gateway with it is turned away."""
+    gateway = Gateway(attention_workers=2)
+    gateway.join(first)
+    with pytest.raises(NotAccepted, match=f"{second} and {first} can't share a gateway"):
+        gateway.join(second)

@@ -116,6 +116,8 @@ def _named(options: ServeOptions, names: Iterable[str]) -> dict[str, object]:
 def _attention_devices(options: ServeOptions) -> list[str]:
     given = options.attention
     if options.monolithic:
+        if "," in options.compute:
+            raise ConfigError(f"--compute {options.compute} has several devices; --monolithic runs on one")
         if given is not None:
             raise ConfigError(f"--attention {given} and --monolithic exclude each other: choose where attention runs")
         return []

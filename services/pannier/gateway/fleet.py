@@ -103,10 +103,21 @@ class Fleet:
         if hello.compute is not None:
             _check_limits(hello.name, hello.compute)
             self._check_model(hello.name, hello.compute)
+        self._check_alone(hello)
+        if hello.compute is not None:
             lanes = [next(self._next_lane) for _ in range(hello.compute.lanes)]
             self.compute[hello.name] = ComputeEntry(hello, hello.compute, lanes[0])
         if hello.attention is not None:
             self.attention[hello.name] = AttentionEntry(hello, hello.attention)
+
+    def _check_alone(self, hello: m.Hello) -> None:
+        """A monolithic worker's blocks can't be reached from other processes, nor does it need theirs."""
+        known = [entry.hello for entry in self.compute.values()] + [entry.hello for entry in self.attention.values()]
+        others = [each for each in known if each.name != hello.name]
+        if others and any(each.compute and each.attention for each in (hello, *others)):
+            raise NotAccepted(
+                f"{hello.name} and {others[0].name} can't share a gateway: one of them is monolithic, and runs alone"
+            )
 
     def _check_model(self, name: str, facts: m.ComputeFacts) -> None:
         if facts.digest != self.config.digest:
