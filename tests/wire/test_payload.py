@@ -123,3 +123,10 @@ def test_a_payload_comes_with_parts_and_parts_with_a_payload() -> None:
     with pytest.raises(WireError, match="1 parts, and no payload frame"):
         answers.decode(frames_of(answer))
     assert answers.decode(frames_of(answer, b""))[0] == answer
+
+
+def test_dimensions_without_end_are_refused_unread() -> None:
+    """Multiplying a million sizes would take minutes."""
+    part = Part(Dtype.INT8, (1 << 62,) * 1_000_000, 0)
+    with pytest.raises(WireError, match="1000000 dimensions"):
+        decoder.decode(frames_of(piece((part,)), b""))

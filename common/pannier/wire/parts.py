@@ -14,6 +14,7 @@ from pannier.wire.errors import WireError
 
 ALIGNMENT = 64  # bytes; a cache line, and what vector loads like best
 MAX_ELEMENTS = 1 << 48
+MAX_DIMENSIONS = 8
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -47,6 +48,8 @@ def payload_bytes(parts: tuple[Part, ...]) -> int:
 def check_parts(parts: tuple[Part, ...], payload_length: int) -> None:
     """Raise `WireError` unless `parts` are laid out by `lay_out` and fill exactly `payload_length` bytes."""
     for part in parts:
+        if len(part.shape) > MAX_DIMENSIONS:  # before they are multiplied
+            raise WireError(f"a part has {len(part.shape)} dimensions; at most {MAX_DIMENSIONS} are possible")
         if any(size < 0 for size in part.shape):
             raise WireError(f"a part has a negative size: {part}")
         if prod(size or 1 for size in part.shape) > MAX_ELEMENTS:  # an empty tensor has strides all the same
