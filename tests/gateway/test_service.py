@@ -321,3 +321,12 @@ def test_a_client_that_stops_reading_is_told_of_all_its_requests(rig: Rig) -> No
     while rig.engine.scheduler.under_way:
         rig.gateway.hand("data", "compute", rig.done(rig.oldest()))
     assert rig.engine.scheduler.is_idle
+
+
+def test_messages_of_another_life_or_from_strangers_are_counted(rig: Rig) -> None:
+    """They change nothing, and the status says how many there were."""
+    rig.serve()
+    rig.gateway.hand("data", "compute", m.Join(rig.life + 1))
+    rig.gateway.hand("data", "stranger", m.Join(rig.life))
+    assert rig.service.stale_frames == 2
+    assert rig.service.fleet.open_lanes() == [0, 1]

@@ -7,10 +7,9 @@
     ├── ModelError       a model is missing, incomplete or can't be run
     ├── DeviceError      a device is missing or too small
     ├── NotAccepted      the gateway refuses this worker
-    ├── GatewayLost      the gateway has gone, and nothing works without it
-    └── RequestError     one request can't be served; the stack goes on
+    └── GatewayLost      the gateway has gone, and nothing works without it
 
-A process that meets any but the last ends with it; a `RequestError` goes to the client as `Failed`.
+A process that meets one ends with it. What is wrong with one request only is `pannier.scheduler.Rejected`.
 """
 
 
@@ -36,17 +35,3 @@ class NotAccepted(PannierError):
 
 class GatewayLost(PannierError):
     """Raised in a worker when nothing has come from the gateway for too long."""
-
-
-class RequestError(PannierError):
-    """Raised when one request can't be served.
-
-    Attributes:
-        code: "invalid", "overloaded", "unavailable" or "internal".
-        param: the field of the request that is wrong, if it is one field.
-    """
-
-    def __init__(self, code: str, reason: str, param: str | None = None) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.param = param

@@ -60,6 +60,7 @@ class GatewayService:
         self.life = secrets.randbits(62)
         self.engine: Engine | None = None
         self.draining = False
+        self.stale_frames = 0
         self._context = zmq.asyncio.Context()
         self._text: Text | None = None
         self._returning: dict[str, tuple[bytes, m.Hello]] = {}
@@ -135,6 +136,7 @@ class GatewayService:
         async for peer, message, _ in self.data:
             name = peer.decode(errors="replace")
             if message.life != self.life or not self.fleet.knows(name):
+                self.stale_frames += 1
                 log.warning("stale message", worker=name, kind=type(message).__name__)
                 continue
             self._from_worker(name, message)

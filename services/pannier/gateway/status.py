@@ -76,6 +76,7 @@ def _gateway(service: "GatewayService") -> dict[str, Any]:
             "control": service.control.endpoint,
             "data": service.data.endpoint,
         },
+        "stale_frames": service.stale_frames,
         "refused_frames": service.control.refused_frames + service.data.refused_frames + service.clients.refused_frames,
     }
 
