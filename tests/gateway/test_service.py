@@ -46,7 +46,7 @@ class Rig:
                 raise PeerGone("not there")
             if socket == "clients" and peer.decode() in self.gone and isinstance(message, m.Delta):
                 raise PeerGone("a peer reads nothing")
-            self.sent[socket].append((peer.decode(), message))
+            self.sent[socket].append((peer.decode(errors="surrogateescape"), message))
 
         return send
 
@@ -330,3 +330,13 @@ def test_messages_of_another_life_or_from_strangers_are_counted(rig: Rig) -> Non
     rig.gateway.hand("data", "stranger", m.Join(rig.life))
     assert rig.service.stale_frames == 2
     assert rig.service.fleet.open_lanes() == [0, 1]
+
+
+def test_a_worker_without_a_proper_name_is_told(rig: Rig) -> None:
+    """Also one whose socket has a name that is no text, as ZeroMQ gives them."""
+    nameless = "\x00\udc80"
+    hello = m.Hello(m.PROTOCOL, "compute", 1, 1, "h", "l", None, None)
+    rig.gateway._servers["control"].arrive(b"\x00\x80", hello)
+    rig.gateway._loops["control"].send(None)
+    ((peer, message),) = rig.sent["control"]
+    assert (peer, "must bear its name" in message.reason) == (nameless, True)

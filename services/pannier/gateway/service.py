@@ -110,7 +110,7 @@ class GatewayService:
         """Say goodbye to the workers and close every socket."""
         if hasattr(self, "fleet"):
             for name in {*self.fleet.compute, *self.fleet.attention}:
-                self._say(name, m.Goodbye("the gateway stops"))
+                self._say(name.encode(), m.Goodbye("the gateway stops"))
             await asyncio.sleep(GOODBYE_S)  # sockets drop what they hold when closed
         for server in ("control", "data", "clients"):
             if hasattr(self, server):
@@ -126,10 +126,10 @@ class GatewayService:
                 case m.Hello():
                     self._hello(peer, message)
                 case m.Heartbeat():
-                    self._heartbeat(name, message)
+                    self._heartbeat(peer, message)
                 case m.Goodbye():
                     self.sessions.lost(name, message.reason, leaves=True)
-                    self._say(name, m.Goodbye("as you wish"))
+                    self._say(peer, m.Goodbye("as you wish"))
                     self._pump()
 
     async def _serve_data(self) -> None:
@@ -203,7 +203,7 @@ class GatewayService:
             self._refuse(peer, f"a worker's socket must bear its name, {name!r}")
             return
         if self.fleet.knows_process(hello):
-            self._welcome(name)  # it says so until it is welcomed
+            self._welcome(peer)  # it says so until it is welcomed
             return
         if self.fleet.knows(name):
             self.sessions.lost(name, "its process was started again", leaves=True)
@@ -226,23 +226,24 @@ class GatewayService:
             return
         if hello.compute is not None and self.engine is None:
             self.engine = self._make_engine(hello.compute)
-        self._welcome(hello.name)
+        self._welcome(peer)
         log.info("worker accepted", worker=hello.name, pid=hello.pid)
 
-    def _welcome(self, name: str) -> None:
-        self._say(name, m.Welcome(self.life, self.data.endpoint, self.config.heartbeat_s))
+    def _welcome(self, peer: bytes) -> None:
+        self._say(peer, m.Welcome(self.life, self.data.endpoint, self.config.heartbeat_s))
 
     def _refuse(self, peer: bytes, reason: str) -> None:
         log.warning("worker refused", worker=peer.decode(errors="replace"), reason=reason)
-        self._say(peer.decode(errors="replace"), m.Refused(reason))
+        self._say(peer, m.Refused(reason))
 
-    def _heartbeat(self, name: str, beat: m.Heartbeat) -> None:
+    def _heartbeat(self, peer: bytes, beat: m.Heartbeat) -> None:
+        name = peer.decode(errors="replace")
         if beat.life != self.life or not self.fleet.knows(name):
-            self._say(name, m.Refused("the gateway has given this worker up, or was started again; start it anew"))
+            self._say(peer, m.Refused("the gateway has given this worker up, or was started again; start it anew"))
             return
         self.fleet.seen(name, beat.counters)
         self.sessions.returned(name)
-        self._say(name, m.Heartbeat(self.life, {}))
+        self._say(peer, m.Heartbeat(self.life, {}))
 
     async def _watch(self) -> None:
         while True:
@@ -276,10 +277,11 @@ class GatewayService:
 
     # --- what is sent ----------------------------------------------------------------------------------------------
 
-    def _say(self, name: str, message: m.Welcome | m.Refused | m.Heartbeat | m.Goodbye) -> None:
+    def _say(self, peer: bytes, message: m.Welcome | m.Refused | m.Heartbeat | m.Goodbye) -> None:
         try:
-            self.control.send(name.encode(), message)
+            self.control.send(peer, message)
         except PeerGone as error:
+            name = peer.decode(errors="replace")
             log.info("not told", worker=name, kind=type(message).__name__, reason=str(error))
 
     def _tell(self, name: str, message: GatewayToWorkerData, payload: Buffer | None = None) -> None:
