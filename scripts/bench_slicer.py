@@ -284,7 +284,7 @@ def default(model_type: str) -> PretrainedConfig:
     settings = config.to_dict()
     heads, hidden = settings.get("num_attention_heads") or 1, settings.get("hidden_size") or 1
     sizes = {"num_key_value_heads": heads, "head_dim": hidden // heads, "num_experts_per_tok": 2, "topk_group": 1}
-    sizes |= {"n_group": 1, "n_routed_experts": 8, "moe_topk": 2, "num_dense_layers": 1}
+    sizes |= {"n_group": 1, "n_routed_experts": 8, "moe_topk": 2, "n_shared_experts": 1}
     openings = {name: size for name, size in sizes.items() if name in settings and settings[name] is None}
     return type(config).from_dict(settings | openings) if openings else config
 

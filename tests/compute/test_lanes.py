@@ -132,6 +132,32 @@ def test_a_step_whose_worker_has_gone(sliced: SlicedModel) -> None:
     assert "a peer can't be reached" in stack.take(m.StepFailed)[0].reason
 
 
+class DefectLink(HeldLink):
+    """A link with a bug that certain pieces bring out."""
+
+    def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
+        if isinstance(message, m.Piece) and message.lane == 0:
+            raise IndexError("a bug")
+        super().send(message, tensors)
+
+
+def test_a_step_that_brings_out_a_defect(whole: LlamaForCausalLM, sliced: SlicedModel) -> None:
+    """It fails alone: were it the process that ended, the next process would be given the same step."""
+    stack = Stack(sliced, wrap=DefectLink)
+    poison, beside = texts([6, 5])
+    stack.send(stack.step().last_chunk(poison).made())
+    stack.send(stack.step(lane=1).last_chunk(beside).made())
+    stack.link().held = False
+    stack.pump()
+    by_kind = {type(reply): reply for reply in stack.replies}
+    failed, done = by_kind[m.StepFailed], by_kind[m.StepDone]
+    assert isinstance(failed, m.StepFailed)
+    assert failed.reason == "IndexError: a bug"
+    assert isinstance(done, m.StepDone)
+    assert_drawn(whole, beside.tokens, done.drawn[0])
+    stack.replies.clear()
+
+
 def test_a_group_without_a_link(sliced: SlicedModel) -> None:
     """A step that names a group the worker was never told of fails, and says which."""
     stack = Stack(sliced)

@@ -17,8 +17,10 @@ CALLS = (m.CallGeometry(4, 4, 8, 8, 1.0, 0, 0.0),)
 class Gateway:
     """A fleet and its sessions; what workers are told is kept."""
 
-    def __init__(self, attention_workers: int, heads_split: tuple[int, ...] | None = None) -> None:
-        config = FleetConfig(1, "m", "d", 1, attention_workers, 16, None, heads_split, 64)
+    def __init__(
+        self, attention_workers: int, heads_split: tuple[int, ...] | None = None, compute_workers: int = 1
+    ) -> None:
+        config = FleetConfig(1, "m", "d", compute_workers, attention_workers, 16, None, heads_split, 64)
         self.told: list[tuple[str, Any]] = []
         self.fleet = Fleet(config)
         self.scheduler = Scheduler(SchedulerConfig(max_model_len=64))
@@ -31,7 +33,9 @@ class Gateway:
         compute = m.ComputeFacts("m", "d", "cpu", "float32", Dtype.FLOAT32, 2, CALLS, 100, 64, 0)
         attention = m.AttentionFacts("cpu", 1 << 20, 1e9, (Dtype.FLOAT32,), f"ipc://{name}")
         roles = {"compute": (compute, None), "mono": (compute, attention)}
-        hello = m.Hello(m.PROTOCOL, name, 1, 1, "h", "l", *roles.get(name.split("-")[0], (None, attention)))
+        hello = m.Hello(
+            m.PROTOCOL, name, 1, 1, "h", "l", *roles.get(name.rpartition("-")[0] or name, (None, attention))
+        )
         self.fleet.accept(hello)
         self.sessions.joined(name)
 
@@ -119,3 +123,15 @@ def test_a_monolithic_worker_is_the_only_one(first: str, second: str) -> None:
     gateway.join(first)
     with pytest.raises(NotAccepted, match=f"{second} and {first} can't share a gateway"):
         gateway.join(second)
+
+
+def test_ready_means_all_compute_workers_that_were_asked_for() -> None:
+    """Requests are served with the first one; ready is said when all are there."""
+    gateway = Gateway(attention_workers=1, compute_workers=2)
+    for name in ("a", "compute-0", "compute-1"):
+        gateway.join(name)
+    gateway.shard_ready("a", 0)
+    for name, complete in (("compute-0", False), ("compute-1", True)):
+        gateway.sessions.ready(name, m.Ready(1, None, gateway.fleet.compute[name].session, ""))
+        assert gateway.fleet.open_lanes()
+        assert gateway.fleet.is_complete() is complete

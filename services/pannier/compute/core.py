@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+import structlog
 import torch
 
 from pannier.compute.link import Link, Tensors
@@ -19,6 +20,7 @@ from pannier.wire import messages as m
 
 ConnectLink = Callable[[m.ShardAddress], Link]
 Reply = Callable[[WorkerToGatewayData], None]
+log = structlog.get_logger()
 
 
 @dataclass
@@ -165,6 +167,12 @@ class ComputeCore:
             self._finish(lane, lane.run, end.value)
         except (PeerGone, WireError, torch.OutOfMemoryError) as error:
             self._fail(lane, str(error))
+        except torch.AcceleratorError:
+            raise  # the device does nothing more for this process
+        except Exception as error:
+            # Only this step's requests end. Were it the process, the same step would end the next process too.
+            log.exception("a step has a defect", step=lane.run.step.step)
+            self._fail(lane, f"{type(error).__name__}: {error}")
         else:
             lane.computed_s += time.perf_counter() - started
 

@@ -146,6 +146,11 @@ class Fleet:
         """Lanes whose compute worker can take a step now."""
         return [lane for e in self.compute.values() if e.standing is Standing.READY for lane in e.lanes]
 
+    def is_complete(self) -> bool:
+        """Whether as many compute workers as are expected can take steps."""
+        num_ready = sum(entry.standing is Standing.READY for entry in self.compute.values())
+        return num_ready >= self.config.compute_workers
+
     def group_members(self, group: int) -> list[AttentionEntry]:
         """The attention workers of a group."""
         return [e for e in self.attention.values() if e.assign is not None and e.assign.group == group]

@@ -2,7 +2,8 @@
 
 A session ends with a fence: every attention worker says that nothing of it can be written any more. Only then are its
 steps dropped, so that blocks are never given to others while a late write may be under way. The next session starts
-with the groups there are then.
+with the groups there are then. The same serves a step that failed and a group that came or went: rare events, so one
+way through all of them, with a step or two repeated, is worth more than a shorter one for each.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,7 @@ def status(service: "GatewayService") -> dict[str, Any]:
     """Every process with what it runs, and where requests and blocks stand."""
     fleet, engine = service.fleet, service.engine
     return {
-        "ready": bool(fleet.open_lanes()) and not service.draining,
+        "ready": fleet.is_complete() and not service.draining,
         "model": engine.admission.model if engine is not None else fleet.config.model,
         "max_model_len": engine.admission.max_model_len if engine is not None else None,
         "vocab_size": engine.admission.vocab_size if engine is not None else None,
