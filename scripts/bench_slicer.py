@@ -37,7 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pannier.slicer import Attend, CannotSlice, SlicedModel, slice_model
 from pannier.slicer.prove import prove
 from pannier.slicer.refusal import one_line
-from pannier.slicer.shrink import Recipe, shrink
+from pannier.slicer.shrink import Kind, Recipe, kind_of, shrink
 
 TOLERANCE = 1e-4  # of the largest logit
 LONGEST = 96
@@ -55,6 +55,7 @@ class Verdict:
     verdict: str  # works, refused or wrong
     reason: str = ""
     largest_difference: float = 0.0
+    compared: int = 0  # configurations
     variants: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -198,7 +199,9 @@ def long_rope(settings: Settings) -> Settings | None:
         return None
     pairs = int(settings["head_dim"] * settings.get("partial_rotary_factor", 1.0)) // 2
     factors = {"short_factor": [1.0 + 0.1 * i for i in range(pairs)], "long_factor": [2.0 + i for i in range(pairs)]}
-    return rotary(rope_type="longrope", original_max_position_embeddings=LONGEST // 3, factor=3.0, **factors)(settings)
+    original = {"original_max_position_embeddings": LONGEST // 3}
+    changes = rotary(rope_type="longrope", factor=3.0, **original, **factors)(settings)
+    return changes and changes | {name: value for name, value in original.items() if name in settings}
 
 
 VARIANTS: dict[str, Callable[[Settings], Settings | None]] = {
@@ -246,10 +249,11 @@ def variants(model_type: str, config: PretrainedConfig, limit: int) -> Iterator[
 
 
 def enlarge(settings: Settings) -> Settings:
-    """Room for the sequences of this script, and windows of another length."""
-    longer = {name: LONGEST + 8 for name in ("max_position_embeddings", "n_positions") if name in settings}
+    """Room for the sequences of this script, and windows of another length, in parts of the model too."""
+    longer = {name: LONGEST + 8 for name in settings if kind_of(name) is Kind.LONGEST}
     window = {name: 19 for name in ("sliding_window", "window_size") if isinstance(settings.get(name), int)}
-    return settings | longer | window
+    parts = {name: enlarge(part) for name, part in settings.items() if name.endswith("_config") and part}
+    return settings | longer | window | parts
 
 
 def build(config: PretrainedConfig, seed: int) -> PreTrainedModel:
@@ -314,7 +318,11 @@ def vary(verdict: Verdict, config: PretrainedConfig, limit: int, cache_dir: Path
         except CannotSlice as refusal:
             verdict.variants.append(f"{name} refused: {refusal.reason}")
             continue
+        except Exception as error:  # noqa: BLE001 (a variant that the uncut model itself can't run says nothing)
+            verdict.variants.append(f"{name} not run: {one_line(error)}")
+            continue
         verdict.variants.append(f"{name} {difference:.1e}")
+        verdict.compared += 1
         verdict.largest_difference = max(verdict.largest_difference, difference)
         if not difference <= TOLERANCE:
             verdict.verdict, verdict.reason = "wrong", f"{name}: differs by {difference:.1e} of the largest logit"
@@ -348,8 +356,9 @@ def judge_apart(model_type: str, limit: int) -> Verdict:
 
 def report(verdicts: list[Verdict]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    for name in ("works", "refused", "wrong"):
-        number = sum(verdict.verdict == name for verdict in verdicts)
+    numbers = {name: sum(verdict.verdict == name for verdict in verdicts) for name in ("works", "refused", "wrong")}
+    numbers["compared"] = sum(verdict.compared > 0 for verdict in verdicts)
+    for name, number in numbers.items():
         rows.append({"case": "all types", "engine": "slicer", "metric": name, "value": number, "unit": "types"})
     for one in verdicts:
         case = {"case": one.model_type, "engine": "slicer"}
@@ -389,7 +398,7 @@ def main() -> int:
             verdicts.append(verdict)
             show(verdict)
     wrong = sum(verdict.verdict == "wrong" for verdict in verdicts)
-    print(*(f"{row['value']} {row['metric']}" for row in report(verdicts)["rows"][:3]), sep=", ")
+    print(*(f"{row['value']} {row['metric']}" for row in report(verdicts)["rows"][:4]), sep=", ")
     if options.json:
         print(json.dumps(report(verdicts)))
     return 1 if wrong else 0
