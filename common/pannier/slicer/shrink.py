@@ -205,7 +205,7 @@ def _setting(name: str, value: Any, large: Settings, recipe: Recipe, tokens: Ite
     if type(value) is not int or value <= 0:
         return copy.deepcopy(value)
     match kind_of(name):
-        case Kind.LAYER:
+        case Kind.LAYER if value <= LENGTH or name in LAYER_COUNTS:
             return value
         case Kind.TOKEN:
             return value if value < LENGTH else next(tokens) % LENGTH
