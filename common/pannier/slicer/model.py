@@ -8,6 +8,7 @@ import torch
 
 from pannier.slicer.cut import LOGITS, Call, Cut
 from pannier.slicer.export import IDS, POSITIONS, ROWS
+from pannier.slicer.packed import LINEAR, can_pack, linear, pack_weights
 
 Values = dict[str, Any]  # tensors, and a few sizes
 
@@ -43,7 +44,9 @@ class SlicedModel:
         max_model_len: positions must lie below it.
         source: the distinct slices as Python source, which says shape and dtype of every value.
         slices: which function each slice is, and what it takes and gives.
-        weights: name -> parameter, buffer or constant; tied ones are the same tensor.
+        weights: name -> parameter, buffer or constant; tied ones are the same tensor. Those of linear layers that were
+            packed are not among them: only the packed form is kept.
+        weight_bytes: of all of them, tied ones counted once.
     """
 
     def __init__(
@@ -64,7 +67,14 @@ class SlicedModel:
         self.weights = weights
         self.slices = cut.slices
         self._functions = _compile(cut.source)
-        self._weights_of = [tuple(weights[name] for name in piece.weights) for piece in cut.slices]
+        self.weight_bytes = sum({weight.data_ptr(): weight.nbytes for weight in weights.values()}.values())
+        if can_pack(dtype, device):
+            self._weights_of = pack_weights(cut.source, cut.slices, weights)
+            used = {id(weight) for of_slice in self._weights_of for weight in of_slice}
+            sinks = {call.sinks for call in cut.calls}
+            self.weights = {name: w for name, w in weights.items() if id(w) in used or name in sinks}
+        else:
+            self._weights_of = [tuple(weights[name] for name in piece.weights) for piece in cut.slices]
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Run:
         """Runs one step: a generator that yields `Attend`, is sent attention outputs, and returns logits.
@@ -125,4 +135,5 @@ def _compile(source: str) -> dict[str, Callable[..., tuple[Any, ...]]]:
     """The functions that generated source defines; `cache` has checked that the source is ours."""
     namespace: dict[str, Any] = {}
     exec(compile(source, "<slices>", "exec"), namespace)
+    namespace[LINEAR] = linear
     return namespace

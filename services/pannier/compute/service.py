@@ -87,7 +87,7 @@ def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel
         ),
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
-        weight_bytes=sum({w.data_ptr(): w.nbytes for w in model.weights.values()}.values()),
+        weight_bytes=model.weight_bytes,
     )
 
 

@@ -16,11 +16,12 @@ def paged_attention(
     kv_heads, block_size = keys.shape[1:3]
     rows, heads, _ = q.shape
     buckets = batch.plan(Geometry(window, block_size, kv_heads, heads // kv_heads))
+    if len(buckets) == 1 and buckets[0].rows is None:
+        return _attend_bucket(q, keys, values, buckets[0], batch.scratch, scale, softcap)
     o = q.new_zeros(rows, heads, values.shape[3], dtype=torch.float32)
     lse = q.new_full((rows, heads), float("-inf"), dtype=torch.float32)
     for bucket in buckets:
-        if bucket.rows is None:
-            return _attend_bucket(q, keys, values, bucket, batch.scratch, scale, softcap)
+        assert bucket.rows is not None
         part_q = q.index_select(0, bucket.rows)
         part_o, part_l = _attend_bucket(part_q, keys, values, bucket, batch.scratch, scale, softcap)
         o.index_copy_(0, bucket.rows, part_o)
