@@ -92,6 +92,8 @@ class StepRun:
         answers = [(rows, *_join_heads(shares)) for rows, shares in self._groups if rows.num_queries]
         if own is None and sinks is None and len(answers) == 1 and not self._chunks:
             return answers[0][1].to(self._model.device)
+        if own is not None and sinks is None and not answers and self._first_chunk_row == 0:
+            return own[0].to(self._model.dtype)
         return self._merge(ask, own, answers, sinks)
 
     def _attend_inside_chunks(self, ask: Attend) -> tuple[torch.Tensor, torch.Tensor] | None:

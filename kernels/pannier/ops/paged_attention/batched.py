@@ -60,6 +60,9 @@ def _fold(q: Tensor) -> Tensor:
 
 def _gather(stored: Tensor, bucket: Bucket, scratch: Scratch, name: str) -> Tensor:
     """[P, G, K, size] to [S, G, L, size]."""
-    picked = scratch.take(name, bucket.keys.shape[0], stored)
-    torch.index_select(stored.view(-1, stored.shape[3]), 0, bucket.keys, out=picked)
-    return picked.view(bucket.num_segments, stored.shape[1], -1, stored.shape[3])
+    blocks, kv_heads, block_size, size = stored.shape
+    picked = scratch.take(name, bucket.tiles.shape[0] * block_size, stored)
+    torch.index_select(stored.view(blocks * kv_heads, -1), 0, bucket.tiles, out=picked.view(-1, block_size * size))
+    if bucket.padding is not None:
+        picked.index_fill_(0, bucket.padding, 0)
+    return picked.view(bucket.num_segments, kv_heads, -1, size)[:, :, : bucket.num_keys]

@@ -1,7 +1,8 @@
 """From segments to index tensors: which segments are computed together, and where their keys lie.
 
-Segments with as many rows and about as many keys form a bucket, padded to its longest one. Padding repeats a key that
-is stored, and is masked: nothing else of a block is read, so what was left there can't become NaN * 0.
+Segments with as many rows and about as many keys form a bucket, padded to its longest one. Whole tiles are gathered, a
+tile being the keys of one block and KV head; of the padding that remains in between, every key is set to zero and
+masked, so what was left in a block can't become NaN * 0.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,8 +40,12 @@ class Bucket:
     num_rows: int
     rows: Tensor | None
     """int64 [S * R]: which rows of the batch; None when they are all of them in order."""
-    keys: Tensor
-    """int64 [S * G * L]: which rows of the cache seen as [P * G * K, size]."""
+    num_keys: int
+    """L."""
+    tiles: Tensor
+    """int64 [S * G * blocks]: which rows of the cache seen as [P * G, K * size]."""
+    padding: Tensor | None
+    """int64: rows of the gathered [S * G * blocks * K, size] that lie before L and hold no key; None if none do."""
     mask: Tensor | None
     """fp32 [S, 1, R * H/G, L]: 0 or, for keys that are not seen, -inf; None when all are seen."""
 
@@ -92,11 +97,15 @@ def _make_bucket(group: Sequence[View], geometry: Geometry, total: int, device: 
     stored = index < _column(view.num_keys for view in group)  # [S, L]
     mask = _mask(group, index, stored, geometry)
     rows = _column(view.first_row for view in group) + torch.arange(num_rows)
+    tiles = _tiles(group, geometry)
+    padding = _padding(stored, tiles.shape[2] * geometry.block_size, geometry)
     return Bucket(
         num_segments=len(group),
         num_rows=num_rows,
         rows=None if rows.numel() == total else rows.flatten().to(device),
-        keys=_key_rows(group, stored, geometry).to(device),
+        num_keys=stored.shape[1],
+        tiles=tiles.flatten().to(device),
+        padding=None if padding is None else padding.to(device),
         mask=None if mask is None else mask.to(device),
     )
 
@@ -105,15 +114,25 @@ def _column(numbers: Iterable[int]) -> Tensor:
     return torch.tensor(list(numbers)).unsqueeze(1)
 
 
-def _key_rows(group: Sequence[View], stored: Tensor, geometry: Geometry) -> Tensor:
-    """Where in the cache the keys of the views lie, for each KV head: [S * G * L]."""
-    kv_heads, block_size = geometry.kv_heads, geometry.block_size
-    width = max(len(view.blocks) for view in group)
-    table = torch.tensor([[*view.blocks, *[0] * (width - len(view.blocks))] for view in group])
-    in_block = torch.arange(kv_heads * block_size).view(kv_heads, 1, block_size)
-    rows = table.view(-1, 1, width, 1) * (kv_heads * block_size) + in_block  # [S, G, blocks, K]
-    rows = rows.flatten(2)[:, :, : stored.shape[1]]
-    return torch.where(stored.unsqueeze(1), rows, rows[:, :, :1]).flatten()
+def _tiles(group: Sequence[View], geometry: Geometry) -> Tensor:
+    """Where in the cache the tiles of the views lie, for each KV head: [S, G, blocks]."""
+    width = max(blocks_for(view.num_keys, geometry.block_size) for view in group)
+    table = torch.tensor([[*view.blocks[:width], *[0] * (width - len(view.blocks))] for view in group])
+    return table.unsqueeze(1) * geometry.kv_heads + torch.arange(geometry.kv_heads).unsqueeze(1)
+
+
+def _padding(stored: Tensor, room: int, geometry: Geometry) -> Tensor | None:
+    """Rows of what was gathered, with `room` keys a segment and head, that are not `stored` [S, L]."""
+    if bool(stored.all()):
+        return None
+    segment, key = (~stored).nonzero(as_tuple=True)
+    heads = torch.arange(geometry.kv_heads).unsqueeze(1)
+    return ((segment * geometry.kv_heads + heads) * room + key).flatten()
+
+
+def blocks_for(num_keys: int, block_size: int) -> int:
+    """How many blocks hold so many keys."""
+    return -(-num_keys // block_size)
 
 
 def _mask(group: Sequence[View], index: Tensor, stored: Tensor, geometry: Geometry) -> Tensor | None:
