@@ -16,12 +16,11 @@ def draw(logits: torch.Tensor, samples: Sequence[m.Sample]) -> tuple[torch.Tenso
     Returns the tokens int64 [samples] on the logits' device, and what is reported of them. Log-probabilities are
     those of the model itself, before temperature. A draw is a function of seed and position only.
     """
-    logits = logits.float()
-    tokens = logits.argmax(-1)
+    best, tokens = logits.max(-1)  # in their own dtype, which is exact, and sooner than argmax
     for i, sample in enumerate(samples):
         if sample.temperature > 0:
-            best = logits[i].max()  # becomes 0, which a temperature near 0 doesn't make infinite
-            tokens[i] = _race((logits[i] - best) / sample.temperature, sample)
+            # The best becomes 0, which a temperature near 0 doesn't make infinite.
+            tokens[i] = _race((logits[i].float() - best[i].float()) / sample.temperature, sample)
     return tokens, _report(logits, tokens, samples)
 
 
@@ -42,7 +41,7 @@ def _mix(seed: int, position: int) -> int:
 
 def _report(logits: torch.Tensor, tokens: torch.Tensor, samples: Sequence[m.Sample]) -> tuple[m.Drawn, ...]:
     wanted = [i for i, sample in enumerate(samples) if sample.top_logprobs >= 0]
-    logprobs = dict(zip(wanted, logits[wanted].log_softmax(-1), strict=True)) if wanted else {}
+    logprobs = dict(zip(wanted, logits[wanted].float().log_softmax(-1), strict=True)) if wanted else {}
     return tuple(
         _drawn(sample.sequence, token, logprobs.get(i), sample.top_logprobs)
         for i, (sample, token) in enumerate(zip(samples, tokens.tolist(), strict=True))

@@ -51,8 +51,10 @@ class StepRun:
             share.begin(self.step.copies)
         rows = sorted({sample.row for sample in self.step.samples})
         logits = yield from self._forward(rows)
-        places = torch.tensor([rows.index(sample.row) for sample in self.step.samples], dtype=torch.int64)
-        outcome = Outcome(*draw(logits[places.to(logits.device)], self.step.samples))
+        places = [rows.index(sample.row) for sample in self.step.samples]
+        if places != list(range(len(rows))):  # a row is sampled several times
+            logits = logits[torch.tensor(places, device=logits.device)]
+        outcome = Outcome(*draw(logits, self.step.samples))
         for share in self.shares.values():
             share.end()
         while not all(share.written for share in self.shares.values()):
