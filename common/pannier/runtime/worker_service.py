@@ -1,6 +1,7 @@
 """A worker as a process: a control connection under asyncio, and a data thread beside it."""
 
 import asyncio
+import gc
 import os
 import secrets
 import socket
@@ -70,6 +71,8 @@ class WorkerService(ABC):
     async def startup(self) -> None:
         """Prepare, then register; what is assigned arrives in the data thread."""
         self._worker, facts = await self.prepare(self._data)
+        gc.collect()
+        gc.freeze()  # what is there now stays: later collections, in the middle of steps, need not look at it
         self._registration = Registration(self._control, self._gateway, self._hello(facts), self.options)
         self._welcome = await self._registration.register()
         self._worker.join(self._welcome)
