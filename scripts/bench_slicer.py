@@ -40,6 +40,7 @@ from pannier.slicer.refusal import one_line
 from pannier.slicer.shrink import Kind, Recipe, kind_of, shrink
 
 TOLERANCE = 1e-4  # of the largest logit
+NUDGE = 3e-7  # of a weight: a few roundings
 LONGEST = 96
 SPREADS = (2.2, 1.4, 0.8, 0.4)
 TIME_LIMIT_S = 600
@@ -131,12 +132,41 @@ def drive(model: SlicedModel, running: Any, chosen: list[tuple[Conversation, int
         answer = torch.cat([one.attend(asked, rows, model.sinks(asked.call)) for one, rows in spans])
 
 
+def steady_conversations(model: PreTrainedModel, sequences: list[torch.Tensor]) -> list[Conversation]:
+    """Sequences over which the uncut model doesn't stand before a choice that rounding would decide.
+
+    A router that drops experts at a threshold is not continuous: a score beside it may fall on either side, in the
+    uncut model too, and then logits differ without anything being wrong.
+
+    Raises:
+        ValueError: there are fewer than three.
+    """
+    weights = list(model.parameters())
+    exact = [weight.detach().clone() for weight in weights]
+    with torch.no_grad():
+        wanted = torch.stack([model(ids[None], use_cache=False).logits[0] for ids in sequences])
+        moved = torch.zeros(len(sequences))
+        for _ in range(4):
+            for weight, value in zip(weights, exact, strict=True):
+                weight.copy_(value * (1 + NUDGE * torch.randn_like(value)))
+            nudged = torch.stack([model(ids[None], use_cache=False).logits[0] for ids in sequences])
+            moved = torch.maximum(moved, (nudged - wanted).abs().amax((1, 2)) / wanted.abs().max())
+        for weight, value in zip(weights, exact, strict=True):
+            weight.copy_(value)
+    steady = [
+        Conversation(*pair)
+        for pair, by in zip(zip(sequences, wanted, strict=True), moved, strict=True)
+        if not by > TOLERANCE
+    ]
+    if len(steady) < 3:
+        raise ValueError("rounding changes its logits too much to compare them")
+    return steady
+
+
 def largest_difference(model: PreTrainedModel, seed: int, cache_dir: Path) -> float:
     """Slices a model and compares, over sequences in random chunks: the largest difference, over the largest logit."""
     dice, vocabulary = random.Random(seed), min(model.config.get_text_config().vocab_size, 250)
-    sequences = [torch.randint(40, vocabulary, (LONGEST,)) for _ in range(3)]
-    with torch.no_grad():
-        talks = [Conversation(ids, model(ids[None], use_cache=False).logits[0]) for ids in sequences]
+    talks = steady_conversations(model, [torch.randint(40, vocabulary, (LONGEST,)) for _ in range(12)])[:3]
     if not all(talk.want.isfinite().all() for talk in talks):
         raise ValueError("the uncut model's logits aren't finite")
     sliced = slice_model(model, max_model_len=LONGEST, cache_dir=cache_dir)
