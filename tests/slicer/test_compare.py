@@ -66,11 +66,14 @@ def test_attention_told_what_is_so_passes(
     assert compare.compare(small(model_type)) < 1e-5
 
 
-def test_a_slice_that_computes_something_else_is_found(cuts: dict[str, Cut], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["torch.sin", "torch.log"], ids=["number", "nan"])
+def test_a_slice_that_computes_something_else_is_found(
+    other: str, cuts: dict[str, Cut], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = cuts["gemma2"].source
     assert "= aten_tanh_default(" in source
     monkeypatch.setattr(
-        compare, "cut_model", lambda _: replace(cuts["gemma2"], source=source.replace("torch.tanh", "torch.sin"))
+        compare, "cut_model", lambda _: replace(cuts["gemma2"], source=source.replace("torch.tanh", other))
     )
     with pytest.raises(Unsupported, match="other logits"):
         compare.compare(small("gemma2"))
@@ -81,3 +84,26 @@ def test_layers_with_a_state_of_their_own_are_found(tmp_path: Path) -> None:
     layers: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
     with pytest.raises(CannotSlice, match="other logits"):
         prove(CONFIG_MAPPING["lfm2"](**layers), 2048, tmp_path)
+
+
+@pytest.mark.parametrize(("differing", "proved"), [({0}, True), ({0, 1}, False), ({0, 2}, False)])
+def test_a_difference_must_not_show_again(
+    differing: set[int], proved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may be two experts that are equally good but for rounding."""
+    seeds: list[int] = []
+
+    def compared(_: PreTrainedModel) -> float:
+        seeds.append(torch.initial_seed())
+        if seeds[-1] in differing:
+            raise compare.Differs("gives other logits")
+        return 1e-6
+
+    monkeypatch.setattr("pannier.slicer.prove.compare", compared)
+    config = CONFIG_MAPPING["llama"]()
+    if proved:
+        prove(config, 2048, tmp_path)
+        assert seeds == [0, 1, 2]
+    else:
+        with pytest.raises(CannotSlice, match="other logits"):
+            prove(config, 2048, tmp_path)

@@ -8,6 +8,8 @@ How close is close enough? Slices round differently from the whole, and a deep m
 asked first how far its logits move when each of its weights moves by one rounding.
 """
 
+import math
+
 import torch
 from transformers import PreTrainedModel
 
@@ -30,11 +32,16 @@ STEPS = ((11, 7), (25, 28), (26, 29), (27, 30), (28, 31), (38, 32), (39, LENGTH)
 ROWS: dict[int, list[int]] = {2: [], 3: [1]}
 
 
+class Differs(Unsupported):
+    """Raised when the sliced model gives other logits."""
+
+
 def compare(model: PreTrainedModel) -> float:
     """Compares `model`, which is used up, with itself sliced: the largest difference.
 
     Raises:
-        Unsupported: they differ, or it can't be cut, or the comparison would prove nothing.
+        Differs: they differ.
+        Unsupported: it can't be cut, or the comparison would prove nothing.
     """
     sequences = torch.randint(LENGTH, 200, (2, LENGTH))
     wanted, tolerance = _wanted(model, sequences)
@@ -43,7 +50,7 @@ def compare(model: PreTrainedModel) -> float:
     with torch.inference_mode():
         difference = _run_steps(sliced, sequences, wanted)
         if not difference <= tolerance:
-            raise Unsupported(f"gives other logits when it is sliced (they differ by {difference:.1e} of the largest)")
+            raise Differs(f"gives other logits when it is sliced (they differ by {difference:.1e} of the largest)")
         _check_past_is_used(sliced, sequences[0], wanted[0], VISIBLE * tolerance)
     return difference
 
@@ -116,4 +123,6 @@ def _check_past_is_used(model: SlicedModel, ids: torch.Tensor, wanted: torch.Ten
 
 
 def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got - want).abs().max() / want.abs().max())
+    """The largest difference, over the largest logit; infinite if it isn't a number."""
+    difference = float((got - want).abs().max() / want.abs().max())
+    return difference if math.isfinite(difference) else math.inf
