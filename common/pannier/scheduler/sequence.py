@@ -2,10 +2,11 @@
 
 from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import inf
+from typing import NamedTuple, Protocol
 
 from pannier.scheduler.blocks import Ints
-from pannier.wire.messages import Drawn
+from pannier.wire.messages import Drawn, Filters, SamplerRules, TokenLogprob
 
 
 class Rejected(Exception):
@@ -18,24 +19,41 @@ class Rejected(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the gateway asks for, already checked and resolved. `sequence` is a number that is used once."""
+class Constraint(Protocol):
+    """Says what tokens may come next (structured output)."""
 
-    sequence: int
-    prompt: tuple[int, ...]
+    def allowed(self, outputs: Ints) -> bytes:
+        """The mask behind these output tokens: token t is bit t % 8 of byte t // 8, whole 32-bit words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the gateway asks for, already checked and resolved."""
+
+    sequences: tuple[int, ...]
+    """One number for each sample of the prompt, each used once."""
+    prompt: Ints
     max_tokens: int
-    temperature: float = 0.0
+    filters: Filters = Filters()
+    rules: SamplerRules | None = None
+    """None: its draws need nothing of the past."""
     seed: int = 0
     logprobs: int | None = None
-    eos_tokens: frozenset[int] = frozenset()
-    """Tokens that end the output; empty when they are to be ignored."""
+    prompt_logprobs: int | None = None
+    stop_tokens: frozenset[int] = frozenset()
+    """Tokens that end an output, once it has the `min_tokens` of the rules."""
+    constraint: Constraint | None = None
     step_by_step: bool = False
     """Each token must be committed before the next is planned (stop strings: the gateway may finish it at any one)."""
+    priority: int = 0
+    """Smaller goes first, under the priority policy."""
+    deadline: float = inf
+    """When to give up, on the clock of whoever calls `Scheduler.expire`."""
+    salt: str = ""
+    """Prefixes are shared among requests of one salt."""
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """What a committed step, or a loss, means to one sequence."""
 
     sequence: int
@@ -44,6 +62,10 @@ class Output:
     """stop, length or error; None while it goes on."""
     reason: str | None = None
     """One sentence when the finish reason is error."""
+    scored: tuple[TokenLogprob, ...] = ()
+    """The next tokens of the prompt, from its second on, where the request wants them scored."""
+    num_cached: int = 0
+    """Tokens of the prompt whose K and V were there already."""
 
 
 class Promise(NamedTuple):

@@ -22,7 +22,7 @@ import msgspec
 from pannier.wire.dtypes import Dtype
 from pannier.wire.parts import Part
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20
@@ -236,29 +236,84 @@ class BlockCopy(Record, frozen=True):
     target: Count
 
 
+class Filters(Record, frozen=True):
+    """What a draw is made from: the softmax of logits / temperature, cut down in this order.
+
+    top_k most likely tokens (0: all), then those with at least min_p times the best one's probability, then the fewest
+    that together reach top_p. Temperature 0 takes the best token, whatever the rest says.
+    """
+
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    top_k: Count = 0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+
+class Penalties(Record, frozen=True):
+    """What tokens that occurred lose: in prompt or output (repetition, a factor), in the output (the others)."""
+
+    repetition: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """Positive logits are divided by it, negative ones multiplied."""
+    presence: float = 0.0
+    frequency: float = 0.0
+    """For every time that a token occurred."""
+
+
 class Sample(Record, frozen=True):
     """Draw one token from one row's logits. Several samples may name one row."""
 
     row: Count
     sequence: int
     position: Count
-    """Absolute position of the token that is drawn; with `seed` it fixes the draw."""
-    temperature: Annotated[float, msgspec.Meta(ge=0)]
-    """0 is greedy."""
+    """Absolute position of the token that is drawn; with `seed` and `index` it fixes the draw."""
+    index: Count
+    """Which of its request's samples the sequence is."""
     seed: int
+    filters: Filters
     top_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOP_LOGPROBS)]
     """-1: no log-probabilities; else the drawn token's and this many of the most likely."""
-    state_version: int
+    state_version: Count
     """Version of the `SamplerState` that the draw needs; 0: none."""
+    mask: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
+    """Which of the step's masks says what tokens are allowed; -1: all are."""
+
+
+class SamplerRules(Record, frozen=True):
+    """What changes the logits of a sequence from draw to draw."""
+
+    penalties: Penalties = Penalties()
+    logit_bias: tuple[tuple[Count, float], ...] = ()
+    """(token, what is added to its logit)."""
+    bad_words: tuple[tuple[Count, ...], ...] = ()
+    """Token sequences whose last token can't be drawn behind the others."""
+    min_tokens: Count = 0
+    """Output tokens before which none of `held_tokens` can be drawn."""
+    held_tokens: tuple[Count, ...] = ()
 
 
 class SamplerState(Record, frozen=True):
-    """What a draw needs of a sequence's past, as of `version`."""
+    """What a draw needs of a sequence's past. The compute worker keeps it, and appends what it draws.
+
+    A state's version is 1 more than its number of output tokens. One that has gone on further than a `Sample` asks for
+    (its step is repeated) is cut back to it.
+    """
 
     sequence: int
-    version: int
-    prompt_tokens: tuple[int, ...]
-    output_tokens: tuple[int, ...]
+    rules: SamplerRules
+    prompt_tokens: tuple[Count, ...]
+    output_tokens: tuple[Count, ...]
+
+
+class Score(Record, frozen=True):
+    """Report how likely given tokens were: row `row` + i scores token `first_token` + i of the step's scored tokens."""
+
+    sequence: int
+    row: Count
+    num_rows: Count
+    position: Count
+    """Absolute position of the first token that is scored: one behind its row's."""
+    first_token: Count
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class Previous(Record, frozen=True):
@@ -272,7 +327,9 @@ class Previous(Record, frozen=True):
 class Step(Message, frozen=True):
     """Gateway to compute worker: one forward pass over one lane's rows.
 
-    Rows are the segments' rows in the order listed. Parts: token ids int32 [T], block tables int32 [N].
+    Rows are the segments' rows in the order listed. Parts, each of which may be empty: token ids int32 [T], block
+    tables int32 [N], scored tokens int32 [S], and masks of allowed tokens int32 [M, W], where token t is bit t % 32 of
+    word t // 32.
     """
 
     life: int
@@ -282,8 +339,10 @@ class Step(Message, frozen=True):
     segments: tuple[Segment, ...]
     previous: tuple[Previous, ...]
     samples: tuple[Sample, ...]
+    scores: tuple[Score, ...]
     copies: tuple[BlockCopy, ...]
     states: tuple[SamplerState, ...]
+    """Of the sequences among its samples that this worker hasn't been told of in this session."""
     parts: tuple[Part, ...]
 
 
@@ -292,6 +351,22 @@ class TopLogprob(Record, frozen=True):
 
     token: int
     logprob: float
+
+
+class TokenLogprob(Record, frozen=True):
+    """One token of a prompt or an output with its log-probability and the most likely alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[TopLogprob, ...]
+
+
+class Scored(Record, frozen=True):
+    """The outcome of one `Score`: its tokens, of which the first is at `position`."""
+
+    sequence: int
+    position: int
+    tokens: tuple[TokenLogprob, ...]
 
 
 class Drawn(Record, frozen=True):
@@ -313,18 +388,25 @@ class StepTimes(Record, frozen=True):
 
 
 class StepDone(Message, frozen=True):
-    """Compute worker to gateway: every write of the step is acknowledged; `drawn` in the order of its samples."""
+    """Compute worker to gateway: every write of the step is acknowledged.
+
+    `drawn` in the order of its samples, `scored` in that of its scores.
+    """
 
     life: int
     session: int
     step: int
     lane: Count
     drawn: tuple[Drawn, ...]
+    scored: tuple[Scored, ...]
     times: StepTimes
 
 
 class NeedState(Message, frozen=True):
-    """Compute worker to gateway: send the step again with the `SamplerState` of these sequences."""
+    """Compute worker to gateway: send the step again with the `SamplerState` of these sequences.
+
+    The lane waits for it; what was sent behind it stays.
+    """
 
     life: int
     session: int
@@ -475,15 +557,35 @@ class ChatMessage(Record, frozen=True):
 
 
 class SamplingParams(Record, frozen=True):
-    """How tokens are drawn and when to stop."""
+    """How tokens are drawn and when to stop. The gateway checks the ranges, so that its answer can name them."""
 
     max_tokens: int | None = None
     """None: as many as the model's window leaves."""
+    min_tokens: int = 0
+    n: int = 1
+    """Outputs of one prompt."""
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    """Token -> what is added to its logit."""
+    allowed_tokens: tuple[int, ...] | None = None
+    """None: all tokens."""
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     logprobs: int | None = None
     """Number of most likely tokens to report with each token's own log-probability; None: none at all."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    """Whether the stop string is part of the text."""
     ignore_eos: bool = False
 
 
@@ -496,20 +598,18 @@ class Generate(Message, frozen=True):
     prompt_tokens: tuple[int, ...] | None
     messages: tuple[ChatMessage, ...] | None
     params: SamplingParams
+    priority: int = 0
+    """Smaller goes first, where the gateway goes by priority."""
+    deadline_s: float | None = None
+    """Seconds after which the request ends with an error; None: never."""
+    cache_salt: str | None = None
+    """Only requests with the same salt share cached prefixes."""
 
 
 class Cancel(Message, frozen=True):
     """Client to gateway: forget a request; unknown ones are fine."""
 
     request: str
-
-
-class TokenLogprob(Record, frozen=True):
-    """One generated token with its log-probability and the most likely alternatives."""
-
-    token: int
-    logprob: float
-    top: tuple[TopLogprob, ...]
 
 
 class Usage(Record, frozen=True):
@@ -521,15 +621,20 @@ class Usage(Record, frozen=True):
 
 
 class Delta(Message, frozen=True):
-    """Gateway to client: new text and tokens of a request; the last one has a reason and the usage."""
+    """Gateway to client: new text and tokens of one output of a request."""
 
     request: str
+    index: int
+    """Which of its n outputs."""
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    """The next of the prompt's tokens, from its second on: the first follows nothing."""
     finish_reason: str | None
     """stop, length, abort or error."""
     usage: Usage | None
+    """With the last delta of the request; tokens of all its outputs."""
 
 
 class Failed(Message, frozen=True):
