@@ -42,6 +42,22 @@ def test_monolithic_has_no_attention_workers() -> None:
     assert (stack.gateway.compute_workers, stack.gateway.attention_workers) == (1, 1)
 
 
+def test_what_the_scheduler_is_told_reaches_the_gateway() -> None:
+    """And what is not said is the gateway's own default."""
+    told = {
+        "max_batch_tokens": 256,
+        "max_sequences": 32,
+        "max_waiting": 8,
+        "policy": "priority",
+        "block_size": 16,
+        "prefix_cache": False,
+    }
+    gateway = plan(ServeOptions("m", **told), FOLDER).gateway  # type: ignore[arg-type]  # of several types
+    assert {name: getattr(gateway, name) for name in told} == told
+    default = plan(ServeOptions("m"), FOLDER).gateway
+    assert (default.policy, default.prefix_cache, default.block_size) == ("fcfs", True, 64)
+
+
 @pytest.mark.parametrize("cores", [1, 2, 16])
 def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     """Unless there are more workers than cores: each needs one."""
@@ -60,6 +76,10 @@ def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores:
         ({"compute": "cpu,cpu", "monolithic": True}, "--compute cpu,cpu has several devices; --monolithic runs on one"),
         ({"lanes": 0}, "compute: lanes is 0; it must be greater than or equal to 1"),
         ({"block_size": 7}, "gateway: block_size is 7; it must be 16, 32 or 64"),
+        ({"policy": "lifo"}, "gateway: policy is 'lifo'; it must be 'fcfs' or 'priority'"),
+        ({"max_waiting": 0}, "gateway: max_waiting is 0; it must be greater than 0"),
+        ({"max_sequences": 0}, "gateway: max_sequences is 0; it must be greater than 0"),
+        ({"max_batch_tokens": -1}, "gateway: max_batch_tokens is -1; it must be greater than 0"),
         ({"attention_memory": "lots"}, "attention: memory is 'lots'"),
         ({"heads_split": "5;3"}, "gateway: heads_split is '5;3'"),
     ],

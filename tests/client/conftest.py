@@ -26,8 +26,8 @@ def words(text: str, request: str = "") -> list[Delta]:
     """The chunks of an answer: one for each word of `text`, the last with reason and usage."""
     parts = text.split(" ")
     usage = Usage(prompt_tokens=2, cached_tokens=0, completion_tokens=len(parts))
-    deltas = [Delta(request, part + " ", (number,), (), None, None) for number, part in enumerate(parts)]
-    return [*deltas[:-1], Delta(request, parts[-1], (len(parts) - 1,), (), "length", usage)]
+    deltas = [Delta(request, 0, part + " ", (number,), (), (), None, None) for number, part in enumerate(parts)]
+    return [*deltas[:-1], Delta(request, 0, parts[-1], (len(parts) - 1,), (), (), "length", usage)]
 
 
 def repeat_prompt(message: Generate) -> Sequence[Message]:

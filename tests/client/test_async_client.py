@@ -29,11 +29,11 @@ class Gateway(Protocol):
 
 
 def chunk(request: str, text: str) -> Delta:
-    return Delta(request, text, (1,), (), None, None)
+    return Delta(request, 0, text, (1,), (), (), None, None)
 
 
 def last(request: str, text: str = "") -> Delta:
-    return Delta(request, text, (2,), (), "stop", Usage(1, 0, 2))
+    return Delta(request, 0, text, (2,), (), (), "stop", Usage(1, 0, 2))
 
 
 async def wait_for(call: Callable[[], T]) -> T:
@@ -83,6 +83,18 @@ def test_a_stream_gives_the_chunks_as_they_come(gateway: Gateway) -> None:
         assert chunks[-1].finish_reason == "length"
 
     run(gateway.endpoint, main)
+
+
+def test_several_outputs_end_with_the_usage(quiet: Gateway) -> None:
+    """Not with the first of them that has ended."""
+
+    async def main(client: AsyncClient) -> None:
+        stream = client.stream("x", n=2)
+        request = (await wait_for(quiet.next_request)).request
+        quiet.send(Delta(request, 1, "c", (8,), (), (), "stop", None), last(request, "a"))
+        assert [(chunk.index, chunk.text) async for chunk in stream] == [(1, "c"), (0, "a")]
+
+    run(quiet.endpoint, main)
 
 
 def test_chat_is_the_whole_answer(quiet: Gateway) -> None:

@@ -16,6 +16,7 @@ from pannier.client import (
     ChatMessage,
     Client,
     ClientClosed,
+    CompletionOutput,
     Delta,
     ProtocolMismatch,
     ReaderTooSlow,
@@ -47,11 +48,11 @@ class Gateway(Protocol):
 
 
 def chunk(request: str, text: str) -> Delta:
-    return Delta(request, text, (1,), (), None, None)
+    return Delta(request, 0, text, (1,), (), (), None, None)
 
 
 def last(request: str, text: str = "") -> Delta:
-    return Delta(request, text, (2,), (), "stop", Usage(1, 0, 2))
+    return Delta(request, 0, text, (2,), (), (), "stop", Usage(1, 0, 2))
 
 
 def test_a_completion_is_the_whole_answer(gateway: Gateway) -> None:
@@ -79,26 +80,120 @@ def test_log_probabilities_come_with_their_tokens(quiet: Gateway) -> None:
     with Client(quiet.endpoint) as client, ThreadPoolExecutor(1) as pool:
         completion = pool.submit(client.complete, "x", logprobs=1)
         request = quiet.next_request().request
-        quiet.send(Delta(request, "a", (4,), logprobs[:1], None, None))
-        quiet.send(Delta(request, "b", (5,), logprobs[1:], "stop", Usage(1, 0, 2)))
+        quiet.send(Delta(request, 0, "a", (4,), logprobs[:1], (), None, None))
+        quiet.send(Delta(request, 0, "b", (5,), logprobs[1:], (), "stop", Usage(1, 0, 2)))
         assert completion.result().logprobs == logprobs
 
 
+EVERY_PARAMETER: dict[str, Any] = {
+    "max_tokens": 3,
+    "min_tokens": 2,
+    "n": 4,
+    "temperature": 0,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "presence_penalty": -0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": {7: -1},
+    "allowed_tokens": [7, 8],
+    "bad_words": ["c", "d"],
+    "seed": 7,
+    "logprobs": 2,
+    "prompt_logprobs": 1,
+    "stop": ["a", "b"],
+    "stop_token_ids": [9],
+    "include_stop": True,
+    "ignore_eos": True,
+}
+
+
 def test_every_parameter_reaches_the_gateway(quiet: Gateway) -> None:
-    """As it was written."""
-    params: dict[str, Any] = {"max_tokens": 3, "temperature": 0, "seed": 7, "logprobs": 2, "ignore_eos": True}
-    with Client(quiet.endpoint) as client, client.stream("x", model="ox", stop=["a", "b"], **params):
+    """As it was written, lists as tuples."""
+    assert list(EVERY_PARAMETER) == list(SamplingParams.__struct_fields__)
+    with Client(quiet.endpoint) as client, client.stream("x", model="ox", **EVERY_PARAMETER):
         message = quiet.next_request()
     assert (message.model, message.prompt, message.prompt_tokens, message.messages) == ("ox", "x", None, None)
-    assert message.params == SamplingParams(3, 0.0, 7, 2, ("a", "b"), True)
+    for name, value in EVERY_PARAMETER.items():
+        assert getattr(message.params, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_what_concerns_the_request_as_a_whole_reaches_the_gateway(quiet: Gateway) -> None:
+    """Beside its parameters; what is left out is the message's own default."""
+    with Client(quiet.endpoint) as client:
+        with client.stream("x", priority=-3, deadline_s=2, cache_salt="mine"):
+            message = quiet.next_request()
+        with client.chat_stream([{"role": "user", "content": "a"}]):
+            quiet.next_cancel()
+            plain = quiet.next_request()
+    assert (message.priority, message.deadline_s, message.cache_salt) == (-3, 2.0, "mine")
+    assert (plain.priority, plain.deadline_s, plain.cache_salt) == (0, None, None)
+
+
+def test_several_outputs_come_apart_by_their_index(quiet: Gateway) -> None:
+    """The answer ends with the usage, not with the first output that has ended; the first one is at hand."""
+    second = (TokenLogprob(8, -0.25, ()),)
+    with Client(quiet.endpoint) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.complete, "x", n=2)
+        request = quiet.next_request().request
+        quiet.send(
+            Delta(request, 0, "a", (4,), (), (), None, None),
+            Delta(request, 1, "c", (8,), second, (), "stop", None),
+            Delta(request, 0, "b", (5,), (), (), "length", Usage(1, 0, 3)),
+        )
+        completion = answer.result()
+    assert completion.outputs == (
+        CompletionOutput("ab", (4, 5), (), "length"),
+        CompletionOutput("c", (8,), second, "stop"),
+    )
+    assert (completion.text, completion.tokens, completion.finish_reason) == ("ab", (4, 5), "length")
+    assert completion.usage.completion_tokens == 3
+
+
+def test_a_stream_of_several_outputs_says_whose_each_chunk_is(quiet: Gateway) -> None:
+    """And goes on until the last of them has ended."""
+    with Client(quiet.endpoint) as client:
+        stream = client.stream("x", n=2)
+        request = quiet.next_request().request
+        quiet.send(
+            Delta(request, 1, "c", (8,), (), (), "stop", None),
+            Delta(request, 0, "a", (4,), (), (), "length", Usage(1, 0, 2)),
+        )
+        assert [(chunk.index, chunk.text, chunk.finish_reason) for chunk in stream] == [
+            (1, "c", "stop"),
+            (0, "a", "length"),
+        ]
+
+
+def test_log_probabilities_of_the_prompt_are_joined(quiet: Gateway) -> None:
+    """They come in as many chunks as the prompt was computed in."""
+    prompt = tuple(TokenLogprob(token, -0.5, ()) for token in (4, 5, 6))
+    with Client(quiet.endpoint) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.complete, "x", prompt_logprobs=0)
+        request = quiet.next_request().request
+        quiet.send(Delta(request, 0, "", (), (), prompt[:2], None, None))
+        quiet.send(Delta(request, 0, "b", (5,), (), prompt[2:], "stop", Usage(4, 0, 1)))
+        assert answer.result().prompt_logprobs == prompt
+        assert answer.result().text == "b"
+
+
+def test_a_deadline_that_has_passed_has_a_code_of_its_own(quiet: Gateway) -> None:
+    """So that a caller can tell it from a refusal."""
+    with Client(quiet.endpoint) as client:
+        stream = client.stream("x", deadline_s=0.5)
+        quiet.send(Failed(quiet.next_request().request, "timeout", None, "its deadline has passed"))
+        with pytest.raises(RequestFailed, match="its deadline has passed") as caught:
+            next(stream)
+    assert caught.value.code == "timeout"
 
 
 def test_a_prompt_may_be_tokens(quiet: Gateway) -> None:
-    """And one stop string need not be a list."""
-    with Client(quiet.endpoint) as client, client.stream([5, 6], stop="end"):
+    """And one stop string or bad word need not be a list."""
+    with Client(quiet.endpoint) as client, client.stream([5, 6], stop="end", bad_words="ox"):
         message = quiet.next_request()
     assert (message.prompt, message.prompt_tokens) == (None, (5, 6))
-    assert message.params == SamplingParams(stop=("end",))
+    assert message.params == SamplingParams(stop=("end",), bad_words=("ox",))
 
 
 def test_a_conversation_may_be_plain_dictionaries(quiet: Gateway) -> None:
@@ -132,12 +227,14 @@ def test_the_status_is_plain_data(gateway: Gateway) -> None:
         lambda client: client.stream("x", max_tokens="3"),
         lambda client: client.stream("x", max_token=3),
         lambda client: client.stream("x", stop=[1]),
+        lambda client: client.stream("x", logit_bias={"a": 1}),
+        lambda client: client.stream("x", priority="high"),
         lambda client: client.stream([1.5]),
         lambda client: client.stream(None),
         lambda client: client.chat_stream([{"role": "user"}]),
         lambda client: client.chat_stream(["hello"]),
     ],
-    ids=["type", "unknown", "stop", "token", "prompt", "no content", "no message"],
+    ids=["type", "unknown", "stop", "bias", "priority", "token", "prompt", "no content", "no message"],
 )
 def test_what_no_gateway_could_read_is_refused_here(gateway: Gateway, wrong: Callable[[Client], object]) -> None:
     """It would be dropped there unread."""

@@ -52,6 +52,12 @@ def test_memory_has_units() -> None:
             "gateway: max_sequences is 64; it must be at most max_batch_tokens, 32",
         ),
         (GatewayConfig, {"model": "m", "block_size": 20}, "block_size is 20; it must be 16, 32 or 64"),
+        (
+            GatewayConfig,
+            {"model": "m", "prefix_cache": "perhaps"},
+            "prefix_cache is 'perhaps'; it must be true or false",
+        ),
+        (GatewayConfig, {"model": "m", "policy": "lifo"}, "policy is 'lifo'; it must be 'fcfs' or 'priority'"),
         (GatewayConfig, {"model": "m", "heads_split": "5,0"}, "heads_split is '0'; it must be greater than 0"),
         (ComputeConfig, {"model": "m", "device": "gpu"}, "device is 'gpu'; it must be cpu or cuda:NUMBER"),
         (ComputeConfig, {"model": "m", "dtype": "int8"}, "dtype is 'int8'; it must be 'auto', 'float32', 'bfloat16'"),

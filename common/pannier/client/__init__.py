@@ -9,7 +9,7 @@
 
 from pannier.client.async_client import AsyncClient, AsyncStream
 from pannier.client.client import DEFAULT_ENDPOINT, Client, Stream
-from pannier.client.completion import Completion
+from pannier.client.completion import Completion, CompletionOutput
 from pannier.client.errors import (
     ClientClosed,
     ClientError,
@@ -19,7 +19,7 @@ from pannier.client.errors import (
     TimedOut,
     Unreachable,
 )
-from pannier.client.params import Params, Prompt, Turn
+from pannier.client.params import Options, Params, Prompt, Turn
 from pannier.wire.messages import ChatMessage, Delta, TokenLogprob, TopLogprob, Usage
 
 __all__ = [
@@ -31,7 +31,9 @@ __all__ = [
     "ClientClosed",
     "ClientError",
     "Completion",
+    "CompletionOutput",
     "Delta",
+    "Options",
     "Params",
     "Prompt",
     "ProtocolMismatch",

@@ -11,7 +11,7 @@ from pannier.client.completion import Completion, join
 from pannier.client.errors import TimedOut
 from pannier.client.inbox import Inbox
 from pannier.client.line import Line, new_request
-from pannier.client.params import Params, Prompt, Turn, chat_request, completion_request
+from pannier.client.params import Options, Prompt, Turn, chat_request, completion_request
 from pannier.wire.messages import Delta, Generate, GetStatus, Status
 
 
@@ -31,17 +31,17 @@ class AsyncClient:
         self._line = Line(endpoint, connect_timeout_s, insecure)
 
     async def complete(
-        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **params: Unpack[Params]
+        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Completion:
         """Continue a text, or token ids."""
-        async with self.stream(prompt, model=model, timeout_s=timeout_s, **params) as chunks:
+        async with self.stream(prompt, model=model, timeout_s=timeout_s, **options) as chunks:
             return join([chunk async for chunk in chunks])
 
     def stream(
-        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **params: Unpack[Params]
+        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> "AsyncStream":
         """Continue a text, or token ids, and give the chunks as they come. The request is sent at once."""
-        return AsyncStream(self._line, completion_request(prompt, model, params), timeout_s)
+        return AsyncStream(self._line, completion_request(prompt, model, options), timeout_s)
 
     async def chat(
         self,
@@ -49,10 +49,10 @@ class AsyncClient:
         *,
         model: str | None = None,
         timeout_s: float | None = None,
-        **params: Unpack[Params],
+        **options: Unpack[Options],
     ) -> Completion:
         """The model's turn in a conversation."""
-        async with self.chat_stream(messages, model=model, timeout_s=timeout_s, **params) as chunks:
+        async with self.chat_stream(messages, model=model, timeout_s=timeout_s, **options) as chunks:
             return join([chunk async for chunk in chunks])
 
     def chat_stream(
@@ -61,10 +61,10 @@ class AsyncClient:
         *,
         model: str | None = None,
         timeout_s: float | None = None,
-        **params: Unpack[Params],
+        **options: Unpack[Options],
     ) -> "AsyncStream":
         """The model's turn in a conversation, in chunks as they come. The request is sent at once."""
-        return AsyncStream(self._line, chat_request(messages, model, params), timeout_s)
+        return AsyncStream(self._line, chat_request(messages, model, options), timeout_s)
 
     async def status(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """The whole stack as plain data."""
@@ -133,7 +133,7 @@ class AsyncAnswers:
 
 
 class AsyncStream(AsyncAnswers):
-    """The chunks of one answer, the last of which has a finish reason. Leaving it early cancels the request.
+    """The chunks of one answer, the last of which has the usage. Leaving it early cancels the request.
 
     Raises as `Client` says. Only one task may read it.
     """
@@ -150,7 +150,7 @@ class AsyncStream(AsyncAnswers):
             self.close()
             raise
         assert isinstance(answer, Delta)
-        self._ended = answer.finish_reason is not None
+        self._ended = answer.usage is not None
         return answer
 
     async def aclose(self) -> None:

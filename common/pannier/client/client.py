@@ -10,7 +10,7 @@ from pannier.client.completion import Completion, join
 from pannier.client.errors import TimedOut
 from pannier.client.inbox import Inbox
 from pannier.client.line import Line, new_request
-from pannier.client.params import Params, Prompt, Turn, chat_request, completion_request
+from pannier.client.params import Options, Prompt, Turn, chat_request, completion_request
 from pannier.wire.messages import Delta, Generate, GetStatus, Status
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5151"
@@ -36,17 +36,17 @@ class Client:
         self._line = Line(endpoint, connect_timeout_s, insecure)
 
     def complete(
-        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **params: Unpack[Params]
+        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Completion:
         """Continue a text, or token ids."""
-        with self.stream(prompt, model=model, timeout_s=timeout_s, **params) as chunks:
+        with self.stream(prompt, model=model, timeout_s=timeout_s, **options) as chunks:
             return join(list(chunks))
 
     def stream(
-        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **params: Unpack[Params]
+        self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> "Stream":
         """Continue a text, or token ids, and give the chunks as they come. The request is sent at once."""
-        return Stream(self._line, completion_request(prompt, model, params), timeout_s)
+        return Stream(self._line, completion_request(prompt, model, options), timeout_s)
 
     def chat(
         self,
@@ -54,10 +54,10 @@ class Client:
         *,
         model: str | None = None,
         timeout_s: float | None = None,
-        **params: Unpack[Params],
+        **options: Unpack[Options],
     ) -> Completion:
         """The model's turn in a conversation."""
-        with self.chat_stream(messages, model=model, timeout_s=timeout_s, **params) as chunks:
+        with self.chat_stream(messages, model=model, timeout_s=timeout_s, **options) as chunks:
             return join(list(chunks))
 
     def chat_stream(
@@ -66,10 +66,10 @@ class Client:
         *,
         model: str | None = None,
         timeout_s: float | None = None,
-        **params: Unpack[Params],
+        **options: Unpack[Options],
     ) -> "Stream":
         """The model's turn in a conversation, in chunks as they come. The request is sent at once."""
-        return Stream(self._line, chat_request(messages, model, params), timeout_s)
+        return Stream(self._line, chat_request(messages, model, options), timeout_s)
 
     def status(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """The whole stack as plain data."""
@@ -126,7 +126,7 @@ class Answers:
 
 
 class Stream(Answers):
-    """The chunks of one answer, the last of which has a finish reason. Leaving it early cancels the request.
+    """The chunks of one answer, the last of which has the usage. Leaving it early cancels the request.
 
     Raises as `Client` says. Only one thread may read it.
     """
@@ -143,7 +143,7 @@ class Stream(Answers):
             self.close()
             raise
         assert isinstance(answer, Delta)
-        self._ended = answer.finish_reason is not None
+        self._ended = answer.usage is not None
         return answer
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ class RequestFailed(ClientError):
     """Raised when the gateway can't serve a request.
 
     Attributes:
-        code: "invalid", "overloaded", "unavailable" or "internal".
+        code: "invalid", "overloaded", "unavailable", "timeout" (its deadline has passed) or "internal".
         param: the field of the request that is wrong, if it is one field.
         reason: one sentence.
     """

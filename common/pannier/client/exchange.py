@@ -150,7 +150,7 @@ class Exchange:
         inbox = self._inboxes.get(message.request)
         if inbox is None:
             return  # the greeting's answer, or of a request that was cancelled meanwhile
-        ends = not isinstance(message, Delta) or message.finish_reason is not None
+        ends = not isinstance(message, Delta) or message.usage is not None
         if ends:
             del self._inboxes[message.request]
         if not inbox.put(message) and not ends:

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
@@ -20,37 +20,74 @@ class Params(TypedDict, total=False):
     """How tokens are drawn and when to stop; what is left out is as in `pannier.wire.messages.SamplingParams`."""
 
     max_tokens: int | None
+    min_tokens: int
+    n: int
     temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    allowed_tokens: Sequence[int] | None
+    bad_words: str | Sequence[str]
     seed: int | None
     logprobs: int | None
+    prompt_logprobs: int | None
     stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop: bool
     ignore_eos: bool
 
 
-def completion_request(prompt: Prompt, model: str | None, params: Params) -> Generate:
+class Options(Params, total=False):
+    """All that a request may say beside its prompt and the model's name.
+
+    priority: smaller goes first, where the gateway goes by priority; 0 when left out.
+    deadline_s: seconds after which the gateway ends the request with an error.
+    cache_salt: only requests with the same salt share what the gateway has cached of their prompts.
+    """
+
+    priority: int
+    deadline_s: float | None
+    cache_salt: str | None
+
+
+def completion_request(prompt: Prompt, model: str | None, options: Options) -> Generate:
     """Ask to continue a prompt. Raises `TypeError` for what is no prompt and no parameter."""
     return _generate(
         model,
-        params,
+        options,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_tokens=None if isinstance(prompt, str) else tuple(operator.index(token) for token in prompt),
     )
 
 
-def chat_request(messages: Iterable[Turn], model: str | None, params: Params) -> Generate:
+def chat_request(messages: Iterable[Turn], model: str | None, options: Options) -> Generate:
     """Ask for the next turn of a conversation. Raises `TypeError` for what is no message and no parameter."""
-    return _generate(model, params, messages=tuple(_chat_message(turn) for turn in messages))
+    return _generate(model, options, messages=tuple(_chat_message(turn) for turn in messages))
 
 
 def _generate(
     model: str | None,
-    params: Params,
+    options: Options,
     *,
     prompt: str | None = None,
     prompt_tokens: tuple[int, ...] | None = None,
     messages: tuple[ChatMessage, ...] | None = None,
 ) -> Generate:
-    return Generate(new_request(), model, prompt, prompt_tokens, messages, _sampling_params(params))
+    checked = _checked(options)
+    params = {name: checked.pop(name) for name in SamplingParams.__struct_fields__ if name in checked}
+    return Generate(
+        new_request(),
+        model,
+        prompt,
+        prompt_tokens,
+        messages,
+        msgspec.structs.replace(SamplingParams(), **params),
+        **checked,
+    )
 
 
 def _chat_message(turn: Turn) -> ChatMessage:
@@ -61,16 +98,21 @@ def _chat_message(turn: Turn) -> ChatMessage:
     raise TypeError(f"a message is {{'role': str, 'content': str}}, not {turn!r}")
 
 
-def _sampling_params(params: Params) -> SamplingParams:
+def _checked(options: Options) -> dict[str, Any]:
     """The gateway drops a message of the wrong types unread, so types are checked here."""
-    unknown = params.keys() - set(SamplingParams.__struct_fields__)
+    unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
-        legal = ", ".join(SamplingParams.__struct_fields__)
+        legal = ", ".join(Options.__annotations__)
         raise TypeError(f"{', '.join(sorted(unknown))} is no parameter; there are {legal}, model and timeout_s")
     try:
-        checked = msgspec.convert(params, Params)
+        checked = msgspec.convert(options, Options)
     except msgspec.ValidationError as error:
         raise TypeError(f"a parameter has the wrong type: {error}") from error
-    stop = checked.get("stop", ())
-    values = {**checked, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
-    return msgspec.structs.replace(SamplingParams(), **values)
+    return {name: _as_sent(name, value) for name, value in checked.items()}
+
+
+def _as_sent(name: str, value: Any) -> Any:
+    """One string stands for a list of it, and a list is sent as a tuple."""
+    if isinstance(value, str) and name in ("stop", "bad_words"):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value

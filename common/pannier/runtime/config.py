@@ -72,6 +72,10 @@ class GatewayConfig(RoleConfig):
     """Sequences that run at once."""
     max_waiting: PositiveInt = 1024
     """Requests that may wait; more are refused as overloaded."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    """Who goes first: who came first, or who has the smaller priority number."""
+    prefix_cache: bool = True
+    """Keep the KV blocks of what was computed, and share them among prompts that begin alike."""
     max_model_len: Annotated[int, Field(ge=2)] | None = None
     """Tokens of prompt and completion together; None: the model's window."""
     block_size: Literal[16, 32, 64] = 64
@@ -200,6 +204,8 @@ def _sentence(kind: type[RoleConfig], error: ValidationError) -> str:
             return f"{kind.role} needs the setting {field!r}"
         case "string_pattern_mismatch":
             legal = _PATTERN_MEANINGS[first["ctx"]["pattern"]]
+        case "bool_parsing" | "bool_type":
+            legal = "true or false"
         case _:
             legal = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return f"{kind.role}: {field} is {first['input']!r}; it must be {legal}"

@@ -642,7 +642,7 @@ class Failed(Message, frozen=True):
 
     request: str
     code: str
-    """invalid, overloaded, unavailable or internal."""
+    """invalid, overloaded, unavailable, timeout (its deadline has passed) or internal."""
     param: str | None
     reason: str
 

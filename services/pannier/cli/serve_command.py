@@ -31,8 +31,17 @@ def serve(
     ] = None,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Rows of one step [default: 512].")] = None,
     max_sequences: Annotated[int | None, typer.Option(help="Sequences that run at once [default: 64].")] = None,
+    max_waiting: Annotated[
+        int | None, typer.Option(help="Requests that may wait; more are refused [default: 1024].")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="fcfs|priority", help="Who goes first: who came first, or who has priority.")
+    ] = None,
+    prefix_cache: Annotated[
+        bool | None, typer.Option("--prefix-cache/--no-prefix-cache", help="Share the KV of prompts that begin alike.")
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and completion together.")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens per KV block: 16, 32 or 64.")] = None,
+    block_size: Annotated[int | None, typer.Option(metavar="16|32|64", help="Tokens per KV block.")] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port for clients, on the loopback address.")
     ] = DEFAULT_PORT,
@@ -61,6 +70,9 @@ def serve(
         attention_memory=attention_memory,
         max_batch_tokens=max_batch_tokens,
         max_sequences=max_sequences,
+        max_waiting=max_waiting,
+        policy=policy,
+        prefix_cache=prefix_cache,
         max_model_len=max_model_len,
         block_size=block_size,
         endpoint=endpoint,

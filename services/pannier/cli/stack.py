@@ -33,6 +33,9 @@ class ServeOptions:
     attention_memory: str | None = None
     max_batch_tokens: int | None = None
     max_sequences: int | None = None
+    max_waiting: int | None = None
+    policy: str | None = None
+    prefix_cache: bool | None = None
     max_model_len: int | None = None
     block_size: int | None = None
     endpoint: str | None = None
@@ -75,8 +78,8 @@ def _gateway(options: ServeOptions, folder: Path, compute_workers: int, attentio
         "attention_workers": attention_workers,
     }
     same = (
-        "model", "served_model_name", "max_batch_tokens", "max_sequences", "max_model_len", "block_size",
-        "heads_split", "kv_dtype", "insecure",
+        "model", "served_model_name", "max_batch_tokens", "max_sequences", "max_waiting", "policy", "prefix_cache",
+        "max_model_len", "block_size", "heads_split", "kv_dtype", "insecure",
     )  # fmt: skip
     return load(GatewayConfig, flags=flags | _named(options, same))
 

@@ -62,7 +62,7 @@ def _heads(process: dict[str, Any]) -> str:
 
 def _blocks(process: dict[str, Any]) -> str:
     blocks = process.get("blocks")
-    return f"{blocks['used']}/{blocks['free']}/{blocks['total']}" if blocks else "-"
+    return "/".join(str(blocks[name]) for name in ("used", "cached", "free", "total")) if blocks else "-"
 
 
 COLUMNS = {
@@ -74,7 +74,7 @@ COLUMNS = {
     "model": _plain("model"),
     "dtype": _plain("dtype"),
     "KV heads": _heads,
-    "blocks used/free/total": _blocks,
+    "blocks used/cached/free/total": _blocks,
     "lanes": _plain("lanes"),
     "link": _plain("link"),
     "event loop": _plain("event_loop"),

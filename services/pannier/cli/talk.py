@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure, MaxTokens, Model, Seed, Temperature
+from pannier.cli.options import (
+    DEFAULT_ENDPOINT,
+    Endpoint,
+    Insecure,
+    MaxTokens,
+    MinP,
+    Model,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+)
 
 if TYPE_CHECKING:
-    from pannier.client import ChatMessage, Client, Completion, Delta, TokenLogprob
-    from pannier.client.params import Params
+    from pannier.client import ChatMessage, Client, Completion, CompletionOutput, Delta, Params, TokenLogprob
 
 INTERRUPTED = 130
 
@@ -20,8 +32,13 @@ def complete(
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
     max_tokens: MaxTokens = None,
     temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    n: Annotated[int, typer.Option("--n", help="Outputs of the one prompt; several are shown when all are done.")] = 1,
     seed: Seed = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    stop: Stop = None,
     logprobs: Annotated[
         int | None, typer.Option(metavar="N", help="Show each token's log-probability and the N most likely.")
     ] = None,
@@ -38,6 +55,11 @@ def complete(
     params: Params = {
         "max_tokens": max_tokens,
         "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "n": n,
         "seed": seed,
         "stop": stop or [],
         "logprobs": logprobs,
@@ -46,19 +68,29 @@ def complete(
     text = sys.stdin.read() if prompt == "-" else prompt
     try:
         with Client(endpoint, insecure=insecure) as client, client.stream(text, model=model, **params) as chunks:
-            completion = join(list(chunks if as_json else _printed(chunks)))
+            completion = join(list(_printed(chunks) if n == 1 and not as_json else chunks))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print(json.dumps(_as_dict(completion)))
-    for token in () if as_json else completion.logprobs:
-        print(_logprob_line(token))
+        return
+    for number, output in enumerate(completion.outputs, 1):
+        if n > 1:
+            print(f"[{number}] {output.text}")
+        for token in output.logprobs:
+            print(_logprob_line(token))
 
 
 def chat(
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
+    stop: Stop = None,
     model: Model = None,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     insecure: Insecure = False,
@@ -66,7 +98,16 @@ def chat(
     """Talk to the model, turn by turn. Ctrl-C cuts an answer short, Ctrl-D ends."""
     from pannier.client import ChatMessage, Client
 
-    params: Params = {"max_tokens": max_tokens, "temperature": temperature}
+    params: Params = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop": stop or [],
+    }
     turns = [ChatMessage("system", system)] if system is not None else []
     with Client(endpoint, insecure=insecure) as client:
         while (said := _read_turn()) is not None:
@@ -114,17 +155,26 @@ def _logprob_line(token: "TokenLogprob") -> str:
 
 
 def _as_dict(completion: "Completion") -> dict[str, object]:
+    """The first output as it is, and all of them when there are several."""
+    outputs = [_output_as_dict(output) for output in completion.outputs]
     return {
-        "text": completion.text,
-        "tokens": completion.tokens,
+        **outputs[0],
+        **({"outputs": outputs} if len(outputs) > 1 else {}),
+        "usage": {name: getattr(completion.usage, name) for name in completion.usage.__struct_fields__},
+    }
+
+
+def _output_as_dict(output: "CompletionOutput") -> dict[str, object]:
+    return {
+        "text": output.text,
+        "tokens": output.tokens,
         "logprobs": [
             {
                 "token": token.token,
                 "logprob": token.logprob,
                 "top": [{"token": other.token, "logprob": other.logprob} for other in token.top],
             }
-            for token in completion.logprobs
+            for token in output.logprobs
         ],
-        "finish_reason": completion.finish_reason,
-        "usage": {name: getattr(completion.usage, name) for name in completion.usage.__struct_fields__},
+        "finish_reason": output.finish_reason,
     }
