@@ -24,17 +24,20 @@ A *partial* is (o, l): the normalised output and the log-sum-exp of the scores, 
 from pannier.ops.chunk_attention import chunk_attention
 from pannier.ops.kv_cache import CallShape, KVCache, block_bytes
 from pannier.ops.merge_partials import merge_partials, merge_sinks
+from pannier.ops.native import CpuIsa, cpu_isa
 from pannier.ops.paged_attention import PagedBatch, PagedSegment, Scratch, paged_attention
 from pannier.ops.store_kv import store_kv
 
 __all__ = [
     "CallShape",
+    "CpuIsa",
     "KVCache",
     "PagedBatch",
     "PagedSegment",
     "Scratch",
     "block_bytes",
     "chunk_attention",
+    "cpu_isa",
     "merge_partials",
     "merge_sinks",
     "paged_attention",

@@ -1,14 +1,18 @@
 """An attention worker as a process."""
 
+import structlog
 import torch
 
 from pannier.attention.core import AttentionCore
 from pannier.attention.worker import AttentionWorker
+from pannier.ops.native import cpu_isa
 from pannier.runtime.config import AttentionConfig
 from pannier.runtime.machine import kv_memory, native_dtypes, open_device, read_bandwidth
 from pannier.runtime.service import in_thread, run_service
 from pannier.runtime.worker_service import DataContext, Facts, Worker, WorkerService
 from pannier.wire import messages as m
+
+log = structlog.get_logger()
 
 
 def run(config: AttentionConfig) -> int:
@@ -42,6 +46,7 @@ class AttentionService(WorkerService):
 
 def attention_facts(device: torch.device, memory: int | None, endpoint: str) -> m.AttentionFacts:
     """What a worker on this device brings; `memory` None is a share of what is free. Raises `DeviceError`."""
+    _log_kernels(device)
     return m.AttentionFacts(
         device=str(device),
         memory_bytes=kv_memory(device, memory),
@@ -49,3 +54,13 @@ def attention_facts(device: torch.device, memory: int | None, endpoint: str) -> 
         dtypes=native_dtypes(device),
         endpoint=endpoint,
     )
+
+
+def _log_kernels(device: torch.device) -> None:
+    if device.type != "cpu":
+        return
+    isa, reason = cpu_isa()
+    if isa is None:
+        log.warning("no compiled attention: decode rows take several times as long", reason=reason)
+    else:
+        log.info("compiled attention", isa=isa, reason=reason)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pannier.ops.paged_attention import batched
+from pannier.ops.paged_attention import batched, cpu
 from pannier.ops.paged_attention.batch import PagedBatch, PagedSegment, Scratch
 
 
@@ -21,6 +21,8 @@ def paged_attention(
     number behind the last one.
     """
     _check(q, keys, values, batch)
+    if cpu.takes(q, keys, values):
+        return cpu.paged_attention(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
     return batched.paged_attention(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
 
 

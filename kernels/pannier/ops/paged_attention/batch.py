@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pannier.ops.paged_attention.cpu_plan import CpuGeometry, CpuPlan, make_cpu_plan
 from pannier.ops.paged_attention.plan import Bucket, Geometry, make_plan
 from pannier.ops.paged_attention.scratch import Scratch
 from pannier.ops.paged_attention.segment import PagedSegment
@@ -14,8 +15,8 @@ from pannier.ops.paged_attention.segment import PagedSegment
 class PagedBatch:
     """The segments of a step; the rows of a query tensor are theirs, in this order.
 
-    What the batched form needs depends on the call's window and heads. It is planned at the first call of each kind
-    and kept, as most models have one kind and none more than a few. Not for use by several threads at once.
+    What a form needs depends on the call's window and heads. It is planned at the first call of each kind and kept, as
+    most models have one kind and none more than a few. Not for use by several threads at once.
     """
 
     segments: tuple[PagedSegment, ...]
@@ -23,6 +24,7 @@ class PagedBatch:
     num_rows: int
     scratch: Scratch
     _plans: dict[Geometry, tuple[Bucket, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _cpu_plans: dict[CpuGeometry, CpuPlan] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def build(
@@ -45,6 +47,13 @@ class PagedBatch:
             buckets = make_plan(self.segments, geometry, self.device)
             self._plans[geometry] = buckets
         return buckets
+
+    def cpu_plan(self, geometry: CpuGeometry, parallel: int) -> CpuPlan:
+        """The tables for a call of this geometry, in the C++ form; `parallel` is where the function for threads is."""
+        plan = self._cpu_plans.get(geometry)
+        if plan is None:
+            plan = self._cpu_plans[geometry] = make_cpu_plan(self.segments, geometry, parallel)
+        return plan
 
 
 __all__ = ["PagedBatch", "PagedSegment", "Scratch"]

@@ -1,5 +1,7 @@
 """Bucket by bucket: gather the keys and values, then attend densely; the heads of a KV head are rows of one product."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,13 +22,33 @@ def paged_attention(
         return _attend_bucket(q, keys, values, buckets[0], batch.scratch, scale, softcap)
     o = q.new_zeros(rows, heads, values.shape[3], dtype=torch.float32)
     lse = q.new_full((rows, heads), float("-inf"), dtype=torch.float32)
-    for bucket in buckets:
-        assert bucket.rows is not None
-        part_q = q.index_select(0, bucket.rows)
-        part_o, part_l = _attend_bucket(part_q, keys, values, bucket, batch.scratch, scale, softcap)
-        o.index_copy_(0, bucket.rows, part_o)
-        lse.index_copy_(0, bucket.rows, part_l)
+    attend_buckets(q, keys, values, buckets, batch.scratch, o, lse, scale=scale, softcap=softcap)
     return o, lse
+
+
+def attend_buckets(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    buckets: Sequence[Bucket],
+    scratch: Scratch,
+    o: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    softcap: float,
+) -> None:
+    """Write the partials of the buckets' rows into `o` and `lse`."""
+    for bucket in buckets:
+        if bucket.rows is None:
+            part_o, part_l = _attend_bucket(q, keys, values, bucket, scratch, scale, softcap)
+            o.copy_(part_o)
+            lse.copy_(part_l)
+        else:
+            part_q = q.index_select(0, bucket.rows)
+            part_o, part_l = _attend_bucket(part_q, keys, values, bucket, scratch, scale, softcap)
+            o.index_copy_(0, bucket.rows, part_o)
+            lse.index_copy_(0, bucket.rows, part_l)
 
 
 def _attend_bucket(

@@ -55,15 +55,21 @@ def make_plan(segments: Sequence[PagedSegment], geometry: Geometry, device: torc
     views: list[View] = []
     first_row = 0
     for number, segment in enumerate(segments):
-        _check_room(number, segment, geometry.block_size)
+        check_room(number, segment, geometry.block_size)
         view = visible(segment, first_row, geometry.window, geometry.block_size)
         if view is not None:
             views.append(view)
         first_row += segment.num_queries
-    return tuple(_make_bucket(group, geometry, first_row, device) for group in _group(views))
+    return make_buckets(views, geometry, first_row, device)
 
 
-def _check_room(number: int, segment: PagedSegment, block_size: int) -> None:
+def make_buckets(views: Sequence[View], geometry: Geometry, num_rows: int, device: torch.device) -> tuple[Bucket, ...]:
+    """Buckets of these views, out of `num_rows` in the batch."""
+    return tuple(_make_bucket(group, geometry, num_rows, device) for group in _group(views))
+
+
+def check_room(number: int, segment: PagedSegment, block_size: int) -> None:
+    """Raise ValueError when a segment has more keys than its blocks hold."""
     room = len(segment.blocks) * block_size
     if segment.num_keys > room:
         raise ValueError(

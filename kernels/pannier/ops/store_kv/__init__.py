@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pannier.ops.store_kv import batched
+from pannier.ops.store_kv import batched, cpu
 
 
 def store_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -14,7 +14,10 @@ def store_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) 
     Raises ValueError when the shapes don't fit, IndexError for a slot behind the last one.
     """
     _check(keys, values, slots, k, v)
-    batched.store_kv(keys, values, slots, k, v)
+    if cpu.takes(keys, values, slots, k, v):
+        cpu.store_kv(keys, values, slots, k, v)
+    else:
+        batched.store_kv(keys, values, slots, k, v)
 
 
 def _check(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:

@@ -1,0 +1,48 @@
+"""Rows of few per segment with `cpu.cpp`, the others with the batched form."""
+
+import torch
+from torch import Tensor
+
+from pannier.ops.native import DTYPES, library
+from pannier.ops.paged_attention import batched
+from pannier.ops.paged_attention.batch import PagedBatch
+from pannier.ops.paged_attention.cpu_plan import CpuGeometry
+
+
+def takes(q: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether this form does it: a build is there, and the tensors lie as it reads them."""
+    return (
+        q.device.type == "cpu"
+        and library() is not None
+        and q.dtype in DTYPES
+        and keys.dtype in DTYPES
+        and keys.dtype == values.dtype
+        and keys.is_contiguous()
+        and values.is_contiguous()
+        and q.stride(2) == 1
+    )
+
+
+def paged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, *, scale: float, window: int, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """See `pannier.ops.paged_attention`."""
+    rows, heads, k_size = q.shape
+    num_blocks, kv_heads, block_size, v_size = values.shape
+    row_stride, head_stride, _ = q.stride()
+    built = library()
+    assert built is not None
+    geometry = CpuGeometry(
+        scale, window, softcap, num_blocks, kv_heads, block_size, k_size, v_size, heads // kv_heads,
+        row_stride, head_stride, q.dtype, keys.dtype, torch.get_num_threads(),
+    )  # fmt: skip
+    plan = batch.cpu_plan(geometry, built.parallel)
+    o = torch.empty(rows, heads, v_size)
+    lse = torch.empty(rows, heads)
+    if not plan.covers_all:
+        o.zero_()
+        lse.fill_(float("-inf"))
+    built.paged_attention(plan.address, q.data_ptr(), keys.data_ptr(), values.data_ptr(), o.data_ptr(), lse.data_ptr())
+    if plan.buckets:
+        batched.attend_buckets(q, keys, values, plan.buckets, batch.scratch, o, lse, scale=scale, softcap=softcap)
+    return o, lse
