@@ -115,7 +115,7 @@ class Rig:
     def done(self, step: m.Step, /, **changed: Any) -> m.StepDone:
         """What becomes of a step that is done."""
         drawn = tuple(m.Drawn(sample.sequence, 7, None, ()) for sample in step.samples)
-        done = m.StepDone(self.life, step.session, step.step, step.lane, drawn, TIMES)
+        done = m.StepDone(self.life, step.session, step.step, step.lane, drawn, (), TIMES)
         return msgspec.structs.replace(done, **changed)
 
 

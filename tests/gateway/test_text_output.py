@@ -80,6 +80,45 @@ def test_a_stop_string_in_text_that_is_held_to_the_end_is_found(tokenizers: dict
     assert text_of(released) == "yes"
 
 
+def test_an_included_stop_string_is_kept_with_its_tokens(tokenizers: dict[str, Tokenizer]) -> None:
+    """Text and tokens end behind it."""
+    tokenizer = tokenizers["byte-level"]
+    tokens = letters(tokenizer, "and END it")
+    output = OutputText(IncrementalDetokenizer(Pieces(tokenizer)), ["END"], include_stop=True)
+    released = read(output, tokens)
+    assert (text_of(released), tokens_of(released)) == ("and END", tokens[:7])
+
+
+def test_a_stop_string_counts_only_behind_the_least_tokens(tokenizers: dict[str, Tokenizer]) -> None:
+    """The first is completed by token 3, the second by token 7."""
+    tokenizer = tokenizers["byte-level"]
+    tokens = letters(tokenizer, "END END it")
+    for min_tokens, text in ((2, ""), (3, "END "), (6, "END "), (7, "END END it")):
+        output = OutputText(IncrementalDetokenizer(Pieces(tokenizer)), ["END"], min_tokens=min_tokens)
+        assert text_of(read(output, tokens)) == text
+
+
+@pytest.mark.parametrize("include_stop", [True, False])
+def test_a_stop_token_is_text_only_if_that_is_wanted(tokenizers: dict[str, Tokenizer], include_stop: bool) -> None:
+    """The token itself goes out in any case."""
+    tokenizer = tokenizers["byte-level"]
+    (the,), (earth, *_) = tokenizer.encode(" the").ids, tokenizer.encode(" earth").ids
+    output = OutputText(IncrementalDetokenizer(Pieces(tokenizer)), include_stop=include_stop)
+    released = [output.push(drawn(the)), output.push(drawn(earth), is_stop_token=True), output.finish()]
+    assert tokens_of(released) == [the, earth]
+    assert text_of(released) == tokenizer.decode([the, earth] if include_stop else [the])
+
+
+def test_a_stop_token_releases_what_waited(tokenizers: dict[str, Tokenizer]) -> None:
+    """Half a stop string before it is text."""
+    tokenizer = tokenizers["byte-level"]
+    *half, end = letters(tokenizer, "EN.")
+    output = OutputText(IncrementalDetokenizer(Pieces(tokenizer)), ["END"])
+    released = [*(output.push(drawn(token)) for token in half), output.push(drawn(end), is_stop_token=True)]
+    assert text_of([*released, output.finish()]) == "EN"
+    assert not output.stopped
+
+
 def test_without_a_tokenizer_tokens_go_out_at_once() -> None:
     """Random weights have no text."""
     output = OutputText(None)

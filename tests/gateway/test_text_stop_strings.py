@@ -40,6 +40,30 @@ def test_a_stop_string_that_overlaps_itself_is_found() -> None:
     assert stop.matched
 
 
+def test_an_included_stop_string_is_shown_to_its_end() -> None:
+    """And nothing behind it, in whatever pieces it comes."""
+    stop = StopStrings(["END"], include=True)
+    assert "".join(stop.push(text) for text in ("the E", "ND of", " it")) == "the END"
+    assert stop.matched
+
+
+def test_what_is_complete_in_text_that_may_not_stop_is_text() -> None:
+    """Also where it could have been completed in several ways, and what comes behind it still counts."""
+    stop = StopStrings(["ab", "abc"])
+    assert stop.push("ab", may_stop=False) == ""
+    assert stop.push("x") == "abx"
+    assert stop.push("ab") == ""
+    assert stop.matched
+
+
+def test_what_only_begins_in_text_that_may_not_stop_counts() -> None:
+    """Its end decides."""
+    stop = StopStrings(["END"])
+    assert stop.push("the EN", may_stop=False) == "the "
+    assert stop.push("D of") == ""
+    assert stop.matched
+
+
 def cut(text: str, strings: list[str]) -> tuple[str, bool]:
     """By definition: grow the text letter by letter until it ends with a stop string."""
     for end in range(len(text) + 1):

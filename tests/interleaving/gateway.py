@@ -57,19 +57,26 @@ class SimulatedServer:
         return patch.object(gateway_service, "Server", cls)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EndsAt(Admission):
     """Admission of a model without tokenizer that nevertheless has an end token, and stop strings in name only."""
 
-    eos_token: int = 0
+    eos_token: int
 
-    def admit(self, message: m.Generate, sequence: int, capacity: int) -> Admitted:
+    def read(self, message: m.Generate) -> tuple[int, ...]:
+        """As the base, whatever the stop strings are."""
+        return super().read(_without_stop(message))
+
+    def admit(self, message: m.Generate, *args: Any, **options: Any) -> Admitted:
         """As the base, with the end token unless it is to be ignored; a stop string makes a request step by step."""
-        step_by_step = bool(message.params.stop)
-        params = msgspec.structs.replace(message.params, stop=())
-        admitted = super().admit(msgspec.structs.replace(message, params=params), sequence, capacity)
-        ends = frozenset[int]() if params.ignore_eos else frozenset({self.eos_token})
-        return replace(admitted, request=replace(admitted.request, eos_tokens=ends, step_by_step=step_by_step))
+        admitted = super().admit(_without_stop(message), *args, **options)
+        ends = frozenset[int]() if message.params.ignore_eos else frozenset({self.eos_token})
+        changed = replace(admitted.request, stop_tokens=ends, step_by_step=bool(message.params.stop))
+        return replace(admitted, request=changed)
+
+
+def _without_stop(message: m.Generate) -> m.Generate:
+    return msgspec.structs.replace(message, params=msgspec.structs.replace(message.params, stop=()))
 
 
 class Gateway:
@@ -119,10 +126,7 @@ class Gateway:
     def _use_end_token(self) -> None:
         engine = self.service.engine
         if engine is not None and not isinstance(engine.admission, EndsAt):
-            given = engine.admission
-            engine.admission = EndsAt(
-                given.model, given.text, given.vocab_size, given.max_model_len, eos_token=self._eos_token
-            )
+            engine.admission = EndsAt(**vars(engine.admission), eos_token=self._eos_token)
 
 
 def _finish(coroutine: Coroutine[None, None, None]) -> None:

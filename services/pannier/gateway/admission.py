@@ -1,28 +1,32 @@
 """Whether a request can be served: decided once, and never checked again behind here."""
 
 import secrets
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
+from pannier.gateway.allowed_tokens import AllowedTokens
+from pannier.gateway.bad_words import spell
+from pannier.gateway.legal_params import SEED_BITS, check_options, check_params, check_tokens, require
 from pannier.gateway.output_text import OutputText
 from pannier.gateway.text import Text
 from pannier.scheduler import Rejected, Request
-from pannier.wire.messages import MAX_TOP_LOGPROBS, Generate, SamplingParams
+from pannier.wire.messages import Filters, Generate, Penalties, SamplerRules, SamplingParams
 
-MAX_TEMPERATURE = 2.0
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024
-SEED_BITS = 63
+LOWEST_TEMPERATURE = 0.01
+"""Logits divided by less may be no numbers any more; the best token is certain long before that."""
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that can be served: what the scheduler runs, and what becomes of the tokens it draws."""
+    """A request that can be served: what the scheduler runs, and what becomes of the tokens that each sample draws."""
 
     request: Request
-    output: OutputText
+    outputs: tuple[OutputText, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Admission:
     """What one model can serve."""
 
@@ -32,38 +36,108 @@ class Admission:
     vocab_size: int
     max_model_len: int
     """Tokens of prompt and output together."""
+    max_sequences: int
+    """Sequences that run at once."""
 
-    def admit(self, message: Generate, sequence: int, capacity: int) -> Admitted:
-        """The request as `sequence`. Raises `Rejected` naming the field, its value and what is legal.
+    def read(self, message: Generate) -> tuple[int, ...]:
+        """Check the request and return the tokens of its prompt. From any thread: a long text takes its time.
+
+        Raises `Rejected` naming the field, its value and what is legal.
+        """
+        self._check_model(message.model)
+        check_options(message)
+        check_params(
+            message.params,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            max_sequences=self.max_sequences,
+        )
+        if self.text is None:
+            self._refuse_text(message.params)
+        field, prompt = self._read_prompt(message)
+        self._check_prompt(field, prompt)
+        return prompt
+
+    def admit(
+        self, message: Generate, prompt: tuple[int, ...], *, sequences: Sequence[int], capacity: int, now: float
+    ) -> Admitted:
+        """The request, once `read`, with a number for each of its samples. Raises `Rejected` as `read` does.
 
         `capacity` is tokens that the cache can hold of one sequence: as much as is generated when nobody says how much.
         """
-        self._check_model(message.model)
         params = message.params
-        _check_params(params)
-        self._check_stop(params.stop)
-        field, prompt = self._read_prompt(message)
-        self._check_prompt(field, prompt)
-        detokenizer = self.text.detokenizer(prompt) if self.text else None
-        return Admitted(self._request(prompt, params, sequence, capacity), OutputText(detokenizer, params.stop))
-
-    def _request(self, prompt: tuple[int, ...], params: SamplingParams, sequence: int, capacity: int) -> Request:
-        room = self.max_model_len - len(prompt)
-        wanted = max(1, capacity - len(prompt)) if params.max_tokens is None else params.max_tokens
-        eos_tokens = frozenset[int]() if self.text is None or params.ignore_eos else self.text.eos_tokens
-        return Request(
-            sequence=sequence,
-            prompt=prompt,
-            max_tokens=min(room, wanted),
-            temperature=params.temperature,
+        stop_tokens = self._stop_tokens(params)
+        rules = self._rules(params, stop_tokens)
+        self._check_choice(params.allowed_tokens, rules)
+        request = Request(
+            sequences=tuple(sequences),
+            prompt=array("i", prompt),
+            max_tokens=self._max_tokens(params, len(prompt), capacity),
+            filters=self._filters(params),
+            rules=None if rules == SamplerRules() else rules,
             seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
             logprobs=params.logprobs,
-            eos_tokens=eos_tokens,
+            prompt_logprobs=params.prompt_logprobs,
+            stop_tokens=stop_tokens,
+            constraint=self._constraint(params),
             step_by_step=bool(params.stop),
+            priority=message.priority,
+            deadline=inf if message.deadline_s is None else now + message.deadline_s,
+            salt=message.cache_salt or "",
+        )
+        return Admitted(request, tuple(self._output(params, prompt) for _ in sequences))
+
+    # --- what is asked for -----------------------------------------------------------------------------------------
+
+    def _max_tokens(self, params: SamplingParams, num_prompt: int, capacity: int) -> int:
+        wanted = max(1, capacity - num_prompt) if params.max_tokens is None else params.max_tokens
+        return min(self.max_model_len - num_prompt, wanted)
+
+    def _filters(self, params: SamplingParams) -> Filters:
+        temperature = max(params.temperature, LOWEST_TEMPERATURE) if params.temperature > 0 else 0.0
+        return Filters(temperature, min(params.top_k, self.vocab_size), params.top_p, params.min_p)
+
+    def _rules(self, params: SamplingParams, stop_tokens: frozenset[int]) -> SamplerRules:
+        """What changes its logits; the default rules change nothing, so that its draws need nothing of the past."""
+        held = sorted(stop_tokens) if params.min_tokens > 0 else []
+        return SamplerRules(
+            penalties=Penalties(params.repetition_penalty, params.presence_penalty, params.frequency_penalty),
+            logit_bias=tuple(sorted((token, bias) for token, bias in params.logit_bias.items() if bias)),
+            bad_words=self._bad_words(params),
+            min_tokens=params.min_tokens if held else 0,
+            held_tokens=tuple(held),
         )
 
+    def _stop_tokens(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens that end an output. Configurations name end tokens that their model can't draw."""
+        named = frozenset[int]() if self.text is None or params.ignore_eos else self.text.eos_tokens
+        return frozenset(token for token in named if 0 <= token < self.vocab_size).union(params.stop_token_ids)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if not params.bad_words:
+            return ()
+        assert self.text is not None, "read refuses them without one"
+        sequences = spell(params.bad_words, self.text.encode_bare)
+        for tokens in sequences:
+            check_tokens("bad_words", tokens, self.vocab_size)
+        return sequences
+
+    def _constraint(self, params: SamplingParams) -> AllowedTokens | None:
+        return None if params.allowed_tokens is None else AllowedTokens(params.allowed_tokens, self.vocab_size)
+
+    def _output(self, params: SamplingParams, prompt: tuple[int, ...]) -> OutputText:
+        detokenizer = self.text.detokenizer(prompt) if self.text else None
+        return OutputText(detokenizer, params.stop, include_stop=params.include_stop, min_tokens=params.min_tokens)
+
+    # --- what is legal ---------------------------------------------------------------------------------------------
+
     def _check_model(self, model: str | None) -> None:
-        _require(model in (None, self.model), "model", f"model {model!r} is not served here; {self.model!r} is")
+        require(model in (None, self.model), "model", f"model {model!r} is not served here; {self.model!r} is")
+
+    def _refuse_text(self, params: SamplingParams) -> None:
+        """What a model without tokenizer can't do."""
+        for name, what in (("stop", "stop strings can't be found"), ("bad_words", "words can't be forbidden")):
+            require(not getattr(params, name), name, f"model {self.model!r} has no tokenizer, so {what}")
 
     def _read_prompt(self, message: Generate) -> tuple[str, tuple[int, ...]]:
         """The field that holds the prompt, and its token ids."""
@@ -77,61 +151,25 @@ class Admission:
         if self.text is None:
             raise Rejected("invalid", field, f"model {self.model!r} has no tokenizer; send prompt_tokens, not {field}")
         if message.messages is not None:
-            _require(len(message.messages) > 0, field, "messages is empty; it must hold at least 1 message")
+            require(len(message.messages) > 0, field, "messages is empty; it must hold at least 1 message")
             return field, self.text.encode_chat(message.messages)
         assert message.prompt is not None
         return field, self.text.encode(message.prompt)
 
     def _check_prompt(self, field: str, prompt: tuple[int, ...]) -> None:
-        _require(len(prompt) > 0, field, f"{field} is empty; it must hold at least 1 token")
-        _require(
+        require(len(prompt) > 0, field, f"{field} is empty; it must hold at least 1 token")
+        require(
             len(prompt) < self.max_model_len,
             field,
             f"{field} has {len(prompt)} tokens and the model's window is {self.max_model_len}; "
             f"at most {self.max_model_len - 1} leave room for an answer",
         )
-        for token in (min(prompt), max(prompt)):
-            _require(
-                0 <= token < self.vocab_size,
-                field,
-                f"{field} holds token {token}; this model's tokens are 0 to {self.vocab_size - 1}",
-            )
+        check_tokens(field, (min(prompt), max(prompt)), self.vocab_size)
 
-    def _check_stop(self, stop: tuple[str, ...]) -> None:
-        _require(
-            len(stop) <= MAX_STOP_STRINGS,
-            "stop",
-            f"stop holds {len(stop)} strings; at most {MAX_STOP_STRINGS} are allowed",
-        )
-        for string in stop:
-            _require(
-                1 <= len(string) <= MAX_STOP_CHARACTERS,
-                "stop",
-                f"stop holds a string of {len(string)} characters; 1 to {MAX_STOP_CHARACTERS} are allowed",
-            )
-        if stop and self.text is None:
-            raise Rejected("invalid", "stop", f"model {self.model!r} has no tokenizer, so stop strings can't be found")
-
-
-def _check_params(params: SamplingParams) -> None:
-    """The limits that are the same for every model."""
-    max_tokens, temperature, logprobs, seed = params.max_tokens, params.temperature, params.logprobs, params.seed
-    _require(max_tokens is None or max_tokens >= 1, "max_tokens", f"max_tokens must be at least 1, not {max_tokens}")
-    _require(
-        0 <= temperature <= MAX_TEMPERATURE,
-        "temperature",
-        f"temperature must be between 0 and {MAX_TEMPERATURE:g}, not {temperature:g}",
-    )
-    _require(
-        logprobs is None or 0 <= logprobs <= MAX_TOP_LOGPROBS,
-        "logprobs",
-        f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {logprobs}",
-    )
-    _require(
-        seed is None or 0 <= seed < 1 << SEED_BITS, "seed", f"seed must be between 0 and 2^{SEED_BITS} - 1, not {seed}"
-    )
-
-
-def _require(holds: bool, param: str, reason: str) -> None:
-    if not holds:
-        raise Rejected("invalid", param, reason)
+    def _check_choice(self, allowed: tuple[int, ...] | None, rules: SamplerRules) -> None:
+        """There must be a token that the first draw can give: none can be drawn from nothing."""
+        forbidden = {*rules.held_tokens, *(word[0] for word in rules.bad_words if len(word) == 1)}
+        choice = range(self.vocab_size) if allowed is None else set(allowed)
+        if forbidden and len(choice) <= len(forbidden) and forbidden.issuperset(choice):
+            reason = "min_tokens holds back, and bad_words forbids, every token that is allowed"
+            raise Rejected("invalid", "bad_words" if allowed is None else "allowed_tokens", reason)

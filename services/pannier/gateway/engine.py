@@ -1,56 +1,76 @@
 """Requests in, steps out, tokens back, text to clients. Drives the scheduler; its I/O is two callbacks."""
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
+from math import inf
+
+import structlog
 
 from pannier.gateway.admission import Admission
 from pannier.gateway.fleet import Fleet
 from pannier.gateway.output_text import Released
+from pannier.gateway.shortage import Shortage
+from pannier.gateway.step_message import step_message
 from pannier.gateway.streams import Stream, Streams
 from pannier.net.errors import PeerGone
-from pannier.scheduler import Output, Rejected, Scheduler, Step, Unplanned
-from pannier.wire import Dtype, GatewayToClient, lay_out, payload_bytes
+from pannier.scheduler import Inconsistent, Output, Rejected, Scheduler, Step, Unplanned
+from pannier.wire import GatewayToClient
 from pannier.wire import messages as m
 
 SendStep = Callable[[str, m.Step, bytearray], None]
 SendClient = Callable[[bytes, GatewayToClient, bool], None]
 """Takes client, message, and whether it ends a request: then it must arrive, however slowly the client reads."""
+log = structlog.get_logger()
 
 
 class Engine:
     """Owns the scheduler and the live requests."""
 
     def __init__(
-        self, scheduler: Scheduler, fleet: Fleet, admission: Admission, send_step: SendStep, send_client: SendClient
+        self,
+        scheduler: Scheduler,
+        fleet: Fleet,
+        admission: Admission,
+        send_step: SendStep,
+        send_client: SendClient,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.admission = admission
         self.streams = Streams()
+        self.shortage = Shortage()
+        self.accounting_errors = 0
+        """Times that the scheduler's books didn't balance when nothing was left to do."""
         self.steps_by_lane: Counter[int] = Counter()
         self.last_times: dict[int, m.StepTimes] = {}
         self._fleet = fleet
         self._send_step = send_step
         self._send_client = send_client
+        self._clock = clock
         self._next_sequence = count(1)
+        self._is_checked = True
 
-    def generate(self, peer: bytes, message: m.Generate) -> None:
-        """Admit a request, or tell its client why not."""
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def generate(self, peer: bytes, message: m.Generate, prompt: tuple[int, ...] | None = None) -> None:
+        """Admit a request, or tell its client why not. `prompt`: what `Admission.read` gave for it, if it was asked."""
         if self.streams.of_request(peer, message.request) is not None:
-            self._refuse(peer, message, Rejected("invalid", "request", f"request {message.request!r} is under way"))
+            self.refuse(peer, message, Rejected("invalid", "request", f"request {message.request!r} is under way"))
             return
-        sequence = next(self._next_sequence)
         try:
-            admitted = self.admission.admit(message, sequence, self._capacity())
-            self.scheduler.add(admitted.request)
+            self._admit(peer, message, self.admission.read(message) if prompt is None else prompt)
         except Rejected as rejected:
-            self._refuse(peer, message, rejected)
-            return
-        self.streams.open(
-            Stream(peer, message.request, sequence, admitted.output, prompt_tokens=len(admitted.request.prompt))
-        )
-        self.pump()
+            self.refuse(peer, message, rejected)
+        else:
+            self.pump()
+
+    def refuse(self, peer: bytes, message: m.Generate, rejected: Rejected) -> None:
+        """Tell a client why its request is not admitted."""
+        with suppress(PeerGone):  # it has left already
+            self._send_client(peer, m.Failed(message.request, rejected.code, rejected.param, rejected.reason), False)
 
     def cancel(self, peer: bytes, request: str) -> None:
         """Forget a request; unknown ones are fine. Its blocks return with the steps that name them."""
@@ -62,56 +82,121 @@ class Engine:
     def give_up(self, reason: str) -> None:
         """End every request with an error. Their blocks return with the steps that name them."""
         for stream in self.streams.all():
-            self.scheduler.cancel(stream.sequence)
-            self._end(stream, m.Failed(stream.request, "unavailable", None, reason))
+            self._fail(stream, "unavailable", reason)
 
-    def pump(self) -> None:
-        """Plan and send steps until every lane has enough of them."""
-        for lane in self._fleet.open_lanes():
-            while (step := self.scheduler.schedule(lane)) is not None:
-                self._send(step)
-
-    def commit(self, lane: int, done: m.StepDone) -> None:
-        """A step of a lane is done: advance its sequences, stream their text, plan on.
-
-        Raises `Unplanned`, and nothing has changed, when the lane owes no such step.
-        """
-        if self.scheduler.lane_of(done.step) != lane:
-            raise Unplanned(f"step {done.step} is not planned on lane {lane}")
-        outputs = self.scheduler.commit(done.step, done.drawn)
-        self.steps_by_lane[lane] += 1
-        self.last_times[lane] = done.times
-        self.deliver(outputs)  # before planning: a stop string may end a sequence
-        self.pump()
-
-    def deliver(self, outputs: list[Output]) -> None:
-        """Turn what sequences have drawn into text, and send it."""
-        for output in outputs:
-            stream = self.streams.of_sequence(output.sequence)
-            if stream is not None:
-                self._deliver(stream, output)
+    def _admit(self, peer: bytes, message: m.Generate, prompt: tuple[int, ...]) -> None:
+        sequences = tuple(islice(self._next_sequence, message.params.n))
+        admitted = self.admission.admit(
+            message, prompt, sequences=sequences, capacity=self._capacity(), now=self._clock()
+        )
+        request = admitted.request
+        self.scheduler.add(request)
+        self.streams.open(
+            Stream(peer, message.request, sequences, admitted.outputs, len(request.prompt), request.deadline)
+        )
+        self._is_checked = False
 
     def _capacity(self) -> int:
         """Tokens that the largest group can hold of one sequence."""
         pools = self.scheduler.pools.values()
         return max((pool.total for pool in pools), default=0) * self.scheduler.config.block_size
 
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Plan and send steps until every lane has enough of them."""
+        for lane in self._fleet.open_lanes():
+            while (step := self.scheduler.schedule(lane)) is not None:
+                self._send(step)
+        if not self._is_checked and self.scheduler.is_idle:
+            self._check()
+
+    def commit(self, lane: int, done: m.StepDone) -> None:
+        """A step of a lane is done: advance its sequences, stream their text, plan on.
+
+        Raises `Unplanned`, and nothing has changed, when the lane owes no such step.
+        """
+        self._require_owed(lane, done.step)
+        outputs = self.scheduler.commit(done.step, done.drawn, done.scored)
+        self.steps_by_lane[lane] += 1
+        self.last_times[lane] = done.times
+        self.deliver(outputs)  # before planning: a stop string may end a sequence
+        self.pump()
+
+    def send_states(self, lane: int, need: m.NeedState) -> None:
+        """A compute worker lacks what its sampler needs of the past: send the step again, with it.
+
+        Raises `Unplanned` when the lane doesn't owe that step next.
+        """
+        self._require_owed(lane, need.step)
+        self._send(self.scheduler.step_with_states(need.step))
+
+    def _require_owed(self, lane: int, step: int) -> None:
+        if self.scheduler.lane_of(step) != lane:
+            raise Unplanned(f"step {step} is not planned on lane {lane}")
+
+    def _send(self, step: Step) -> None:
+        compute = self._fleet.computes_lane(step.lane)
+        life, session = self._fleet.config.life, compute.session
+        message, payload = step_message(step, life=life, session=session, first_lane=compute.first_lane)
+        self._send_step(compute.hello.name, message, payload)
+
+    # --- now and then ----------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """End the requests whose deadline has passed."""
+        if any(stream.deadline < inf for stream in self.streams.all()):
+            self.deliver(self.scheduler.expire(self._clock()), code="timeout")
+            self.pump()
+
+    def report_shortage(self) -> None:
+        """Say, once in a while, that sequences had to be preempted."""
+        streams = (self.streams.of_sequence(sequence) for sequence in self.scheduler.take_preemptions())
+        self.shortage.note("one that has ended" if stream is None else stream.request for stream in streams)
+        self.shortage.report(self._clock())
+
+    def _check(self) -> None:
+        """Nothing is left to do: a good moment to see whether every block has come back."""
+        self._is_checked = True
+        try:
+            self.scheduler.check()
+        except Inconsistent as error:
+            self.accounting_errors += 1
+            log.error("the books of the scheduler don't balance", reason=str(error))
+
+    # --- answers ---------------------------------------------------------------------------------------------------
+
+    def deliver(self, outputs: Iterable[Output], *, code: str = "unavailable") -> None:
+        """Turn what sequences have drawn into text, and send it. Errors among the outputs have this code."""
+        for output in outputs:
+            stream = self.streams.of_sequence(output.sequence)
+            if stream is None:
+                continue
+            stream.note_cached(output)
+            if output.finish_reason == "error":
+                self._fail(stream, code, output.reason or "it was given up")
+            else:
+                self._deliver(stream, output)
+
     def _deliver(self, stream: Stream, output: Output) -> None:
-        if output.drawn is None:
-            self._end(stream, m.Failed(stream.request, "unavailable", None, output.reason or "it was given up"))
-            return
-        released, reason = stream.output.push(output.drawn), output.finish_reason
-        if reason is not None and not stream.output.stopped:
-            rest = stream.output.finish()
-            released = Released(released.text + rest.text, released.drawn + rest.drawn)
-        if stream.output.stopped:
+        text, reason = stream.text_of(output.sequence), output.finish_reason
+        released = Released() if output.drawn is None else text.push(output.drawn, is_stop_token=reason == "stop")
+        if reason is not None and not text.stopped:
+            released += text.finish()
+        if text.stopped:
             reason = "stop"
-            self.scheduler.finish(stream.sequence, stream.output.num_kept)
-        delta = stream.delta(released, reason)
-        if reason is not None and delta is not None:
+            self.scheduler.finish(output.sequence)
+        delta = stream.delta(output, released, reason)
+        if delta is not None and delta.usage is not None:
             self._end(stream, delta)
         elif delta is not None:
             self._tell(stream, delta)
+
+    def _fail(self, stream: Stream, code: str, reason: str) -> None:
+        """End all of a request with one error, also where only one of its outputs has come to it."""
+        for sequence in stream.unfinished:
+            self.scheduler.cancel(sequence)
+        self._end(stream, m.Failed(stream.request, code, None, reason))
 
     def _end(self, stream: Stream, last: m.Delta | m.Failed) -> None:
         self.streams.close(stream)
@@ -132,29 +217,5 @@ class Engine:
 
     def _abandon(self, stream: Stream) -> None:
         self.streams.close(stream)
-        self.scheduler.cancel(stream.sequence)
-
-    def _refuse(self, peer: bytes, message: m.Generate, rejected: Rejected) -> None:
-        with suppress(PeerGone):  # it has left already
-            self._send_client(peer, m.Failed(message.request, rejected.code, rejected.param, rejected.reason), False)
-
-    def _send(self, step: Step) -> None:
-        compute = self._fleet.computes_lane(step.lane)
-        arrays = (step.token_ids, step.blocks)
-        parts = lay_out((Dtype.INT32, (len(values),)) for values in arrays)
-        payload = bytearray(payload_bytes(parts))
-        for part, values in zip(parts, arrays, strict=True):
-            payload[part.offset : part.offset + part.nbytes] = values.tobytes()
-        message = m.Step(
-            life=self._fleet.config.life,
-            session=compute.session,
-            step=step.step,
-            lane=step.lane - compute.first_lane,
-            segments=step.segments,
-            previous=step.previous,
-            samples=step.samples,
-            copies=step.copies,
-            states=(),
-            parts=parts,
-        )
-        self._send_step(compute.hello.name, message, payload)
+        for sequence in stream.unfinished:
+            self.scheduler.cancel(sequence)

@@ -1,4 +1,4 @@
-"""What a client sees of one request's output: text, and with it the tokens that it comes from."""
+"""What a client sees of one output: text, and with it the tokens that it comes from."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,26 +13,41 @@ from pannier.wire.messages import Drawn
 class Released:
     """New text and the tokens that go out with it, in order."""
 
-    text: str
-    drawn: tuple[Drawn, ...]
+    text: str = ""
+    drawn: tuple[Drawn, ...] = ()
+
+    def __add__(self, later: "Released") -> "Released":
+        return Released(self.text + later.text, self.drawn + later.drawn)
 
 
 class OutputText:
     """Turns drawn tokens into text up to a stop string. Without a detokenizer there is no text.
 
     A token goes out with the first character at or after the place where its text begins; one whose text would all
-    lie behind the cut never does. Where no stop string can cut, no token waits.
+    lie behind the cut never does. Where no stop string can cut, no token waits. With `include_stop` the stop string,
+    or the text of the stop token, is part of the text. Stop strings that the first `min_tokens` tokens complete are
+    text like any other.
 
     Attributes:
         num_kept: tokens released so far; after a stop string all that the kept text needs.
     """
 
-    def __init__(self, detokenizer: IncrementalDetokenizer | None, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        detokenizer: IncrementalDetokenizer | None,
+        stop: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
         if stop and detokenizer is None:
             raise ValueError("stop strings need a tokenizer")
         self._detokenizer = detokenizer
-        self._stop = StopStrings(stop) if stop else None
+        self._stop = StopStrings(stop, include=include_stop) if stop else None
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
         self._waiting: deque[tuple[int, Drawn]] = deque()  # where the token's text begins, in characters
+        self._num_pushed = 0
         self._num_read = 0  # characters that the detokenizer gave
         self._num_shown = 0  # characters that were released
         self.num_kept = 0
@@ -42,10 +57,13 @@ class OutputText:
         """Whether a stop string was found; tokens after it are not part of the output."""
         return self._stop is not None and self._stop.matched
 
-    def push(self, drawn: Drawn) -> Released:
-        """Take the next token; return what can be shown now."""
+    def push(self, drawn: Drawn, *, is_stop_token: bool = False) -> Released:
+        """Take the next token, which may be the one that ends the output; return what can be shown now."""
         self._waiting.append((self._num_read, drawn))
-        return self._release(self._detokenizer.push(drawn.token) if self._detokenizer else "")
+        self._num_pushed += 1
+        if self._detokenizer is None or (is_stop_token and not self._include_stop):
+            return self._release("")
+        return self._release(self._detokenizer.push(drawn.token))
 
     def finish(self) -> Released:
         """No more tokens: everything that was held back, which may still hold a stop string."""
@@ -53,13 +71,13 @@ class OutputText:
         if self.stopped:
             return released
         held = self._stop.flush() if self._stop else ""
-        return Released(released.text + held, released.drawn + self._take(len(self._waiting)))
+        return released + Released(held, self._take(len(self._waiting)))
 
     def _release(self, text: str) -> Released:
         self._num_read += len(text)
         if self._stop is None:
             return Released(text, self._take(len(self._waiting)))
-        shown = self._stop.push(text)
+        shown = self._stop.push(text, may_stop=self._num_pushed > self._min_tokens)
         self._num_shown += len(shown)
         return Released(shown, self._take(sum(start < self._num_shown for start, _ in self._waiting)))
 

@@ -12,6 +12,7 @@ import zmq.asyncio
 from pannier.gateway.admission import Admission
 from pannier.gateway.engine import Engine
 from pannier.gateway.fleet import ComputeEntry, Fleet, FleetConfig, Standing
+from pannier.gateway.intake import Intake
 from pannier.gateway.patience import Patience
 from pannier.gateway.sessions import Sessions
 from pannier.gateway.status import status
@@ -38,6 +39,8 @@ SILENT_AFTER = 10
 """Heartbeats that may be missing before a worker counts as lost."""
 GIVE_UP_AFTER = 300
 """Heartbeats after which requests end with an error: a lane's step is not done, or no lane is there to do any."""
+DEADLINE_S = 0.1
+"""Time between two looks at the deadlines of requests."""
 MAX_CONTROL_BYTES = 16 << 20
 MAX_DATA_BYTES = 256 << 20
 GOODBYE_S = 0.02
@@ -59,6 +62,7 @@ class GatewayService:
         self.config = config
         self.life = secrets.randbits(62)
         self.engine: Engine | None = None
+        self.intake = Intake(self._engine, config.max_waiting)
         self.draining = False
         self.stale_frames = 0
         self._context = zmq.asyncio.Context()
@@ -98,11 +102,19 @@ class GatewayService:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await first_end(self._serve_control(), self._serve_data(), self._serve_clients(), self._watch())
+        await first_end(
+            self._serve_control(),
+            self._serve_data(),
+            self._serve_clients(),
+            self.intake.run(),
+            self._watch(),
+            self._watch_deadlines(),
+        )
 
     async def drain(self) -> None:
         """Refuse new requests and wait for those that are there."""
         self.draining = True
+        await self.intake.until_empty()
         if self.engine is not None:
             await self.engine.streams.until_empty()
 
@@ -164,6 +176,8 @@ class GatewayService:
             case m.StepFailed():
                 log.error("step failed", worker=name, step=message.step, reason=message.reason)
                 self.sessions.failed(compute, message)
+            case m.NeedState():
+                self._send_states(compute, message)
             case _:
                 log.warning("unexpected", worker=name, kind=type(message).__name__)
 
@@ -172,8 +186,18 @@ class GatewayService:
         try:
             self._engine().commit(compute.first_lane + done.lane, done)
         except Unplanned as error:
-            log.error("step refused", worker=compute.hello.name, step=done.step, reason=str(error))
-            self.sessions.failed(compute, m.StepFailed(done.life, done.session, done.step, done.lane, str(error)))
+            self._refuse_step(compute, done, str(error))
+
+    def _send_states(self, compute: ComputeEntry, need: m.NeedState) -> None:
+        """A step lacks the past of its sequences. Asking for what is not in it ends the session like a failed step."""
+        try:
+            self._engine().send_states(compute.first_lane + need.lane, need)
+        except Unplanned as error:
+            self._refuse_step(compute, need, str(error))
+
+    def _refuse_step(self, compute: ComputeEntry, said: m.StepDone | m.NeedState, reason: str) -> None:
+        log.error("step refused", worker=compute.hello.name, step=said.step, reason=reason)
+        self.sessions.failed(compute, m.StepFailed(said.life, said.session, said.step, said.lane, reason))
 
     async def _serve_clients(self) -> None:
         async for peer, message, _ in self.clients:
@@ -181,6 +205,7 @@ class GatewayService:
                 case m.Generate():
                     self._generate(peer, message)
                 case m.Cancel():
+                    self.intake.cancel(peer, message.request)
                     if self.engine is not None:
                         self.engine.cancel(peer, message.request)
                 case m.GetStatus():
@@ -190,10 +215,10 @@ class GatewayService:
         unavailable = "the gateway is stopping" if self.draining else None
         if self.engine is None or not self.fleet.open_lanes():
             unavailable = unavailable or "the model is not ready yet; see the status"
-        if unavailable or self.engine is None:
-            self._send_client(peer, m.Failed(message.request, "unavailable", None, unavailable or ""))
+        if unavailable is not None:
+            self._send_client(peer, m.Failed(message.request, "unavailable", None, unavailable))
         else:
-            self.engine.generate(peer, message)
+            self.intake.take(peer, message)
 
     # --- who is there ----------------------------------------------------------------------------------------------
 
@@ -250,6 +275,12 @@ class GatewayService:
             await asyncio.sleep(self.config.heartbeat_s)
             self.beat()
 
+    async def _watch_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(DEADLINE_S)
+            if self.engine is not None:
+                self.engine.expire()
+
     def beat(self) -> None:
         """A heartbeat is due: give up workers that have been silent for too long, or can't be told what to do."""
         for name in self.fleet.silent(SILENT_AFTER):
@@ -260,6 +291,7 @@ class GatewayService:
                 self.sessions.lost(name, "its data channel is broken", leaves=False)
         if self.engine is not None:
             self._give_up_waiting(self.engine)
+            self.engine.report_shortage()
         self._pump()
 
     def _give_up_waiting(self, engine: Engine) -> None:
@@ -322,11 +354,15 @@ class GatewayService:
             max_sequences=config.max_sequences,
             max_waiting=config.max_waiting,
             block_size=config.block_size,
+            policy=config.policy,
+            prefix_cache=config.prefix_cache,
+            namespace=f"{facts.digest} {facts.dtype} {config.kv_dtype}",
         )
         admission = Admission(
             model=config.served_model_name or facts.model,
             text=self._text,
             vocab_size=facts.vocab_size,
             max_model_len=max_model_len,
+            max_sequences=config.max_sequences,
         )
         return Engine(Scheduler(limits), self.fleet, admission, self._tell, self._send_client)

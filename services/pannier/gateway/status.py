@@ -20,8 +20,10 @@ def status(service: "GatewayService") -> dict[str, Any]:
         "model": engine.admission.model if engine is not None else fleet.config.model,
         "max_model_len": engine.admission.max_model_len if engine is not None else None,
         "vocab_size": engine.admission.vocab_size if engine is not None else None,
-        "requests": _requests(engine),
+        "requests": _requests(service),
         "groups": _groups(engine),
+        "accounting_errors": engine.accounting_errors if engine is not None else 0,
+        "preemptions": engine.shortage.num_preemptions if engine is not None else 0,
         "lanes": _lanes(fleet, engine),
         "processes": [
             _gateway(service),
@@ -31,10 +33,13 @@ def status(service: "GatewayService") -> dict[str, Any]:
     }
 
 
-def _requests(engine: Engine | None) -> dict[str, int]:
-    if engine is None:
-        return {"running": 0, "waiting": 0}
-    return {"running": engine.scheduler.num_running, "waiting": engine.scheduler.num_waiting}
+def _requests(service: "GatewayService") -> dict[str, int]:
+    engine = service.engine
+    return {
+        "reading": len(service.intake),
+        "running": engine.scheduler.num_running if engine is not None else 0,
+        "waiting": engine.scheduler.num_waiting if engine is not None else 0,
+    }
 
 
 def _groups(engine: Engine | None) -> dict[str, dict[str, int]]:

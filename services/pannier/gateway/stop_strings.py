@@ -4,23 +4,27 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Lets text through up to the first stop string.
+    """Lets text through up to the first stop string, or with `include` up to its end.
 
     The first is the one that is complete first, and among those that end at one character the longest; so the
     result does not depend on how the text is cut into pieces.
     """
 
-    def __init__(self, strings: Sequence[str]) -> None:
+    def __init__(self, strings: Sequence[str], *, include: bool = False) -> None:
         self._strings = tuple(strings)
+        self._include = include
         self._held = ""
         self.matched = False
 
-    def push(self, text: str) -> str:
-        """Take more text; return what certainly precedes any stop string. Nothing comes after a match."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Take more text; return what certainly precedes any stop string. Nothing comes after a match.
+
+        A stop string that is complete in text that may not stop is none; one that only begins there is.
+        """
         if self.matched:
             return ""
-        text = self._held + text
-        cut = self._first_match(text)
+        seen, text = len(self._held), self._held + text
+        cut = self._first_match(text, seen) if may_stop else None
         if cut is not None:
             self.matched, self._held = True, ""
             return text[:cut]
@@ -33,11 +37,14 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, text: str) -> int | None:
-        """Where the stop string begins that ends first."""
-        starts = ((text.find(string), string) for string in self._strings)
+    def _first_match(self, text: str, seen: int) -> int | None:
+        """Where to cut: at the stop string that ends first, and not within the `seen` characters."""
+        starts = ((text.find(string, max(0, seen + 1 - len(string))), string) for string in self._strings)
         matches = [(start + len(string), start) for start, string in starts if start >= 0]
-        return min(matches)[1] if matches else None
+        if not matches:
+            return None
+        end, start = min(matches)
+        return end if self._include else start
 
     def _num_held(self, text: str) -> int:
         """Length of the longest end of `text` with which a stop string may begin."""

@@ -61,7 +61,11 @@ class Text:
 
     def encode(self, prompt: str) -> tuple[int, ...]:
         """Token ids of a prompt, with the special tokens that the model wants around it."""
-        return tuple(self._backend.encode(prompt).ids)
+        return self._encode(prompt, special=True)
+
+    def encode_bare(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text as it may stand anywhere in an output."""
+        return self._encode(text, special=False)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the model's turn begins, by the model's template.
@@ -70,7 +74,7 @@ class Text:
         """
         if self._tokenizer.chat_template is None:
             raise Rejected("invalid", "messages", "this model has no chat template; send a prompt instead of messages")
-        return tuple(self._backend.encode(self._render(messages), add_special_tokens=False).ids)
+        return self._encode(self._render(messages), special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a whole output; special and end tokens have none."""
@@ -79,6 +83,11 @@ class Text:
     def detokenizer(self, prompt: Sequence[int]) -> IncrementalDetokenizer:
         """For the output that follows `prompt`."""
         return IncrementalDetokenizer(self._pieces, prompt)
+
+    def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        # A batch of one: unlike `encode` it lets other threads run meanwhile, and leaves out offsets.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        return tuple(encoded.ids)
 
     def _render(self, messages: Sequence[ChatMessage]) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]
