@@ -297,14 +297,25 @@ def test_allowed_tokens_are_bits_of_whole_words() -> None:
     [
         ({"allowed_tokens": (5, 6), "stop_token_ids": (5, 6), "min_tokens": 1}, "allowed_tokens"),
         ({"allowed_tokens": (5,), "stop_token_ids": (5, 6, 7), "min_tokens": 1}, "allowed_tokens"),
+        ({"stop_token_ids": tuple(range(100)), "min_tokens": 1}, "min_tokens"),
     ],
 )
-def test_a_draw_from_nothing_is_refused(admission: Admission, fields: dict[str, Any], param: str) -> None:
-    """What is held back or forbidden leaves no token."""
-    with pytest.raises(Rejected, match="every token that is allowed") as caught:
-        admit(admission, **fields)
+def test_a_draw_from_nothing_is_refused(textless: Admission, fields: dict[str, Any], param: str) -> None:
+    """What is held back leaves no token; without it there is one."""
+    with pytest.raises(Rejected, match=f"{param} leaves nothing to draw") as caught:
+        admit(textless, prompt_tokens=(1,), **fields)
     assert caught.value.param == param
-    admit(admission, **{**fields, "min_tokens": 0})
+    admit(textless, prompt_tokens=(1,), **{**fields, "min_tokens": 0})
+
+
+def test_bad_words_that_may_leave_nothing_to_draw_are_refused(admission: Admission) -> None:
+    """Also a longer one, which forbids its last token only behind the others: it could come to that."""
+    assert admission.text is not None
+    first, *_, last = admission.text.encode_bare("zvqj")
+    assert first != last
+    admit(admission, bad_words=("zvqj",), allowed_tokens=(first, last))
+    with pytest.raises(Rejected, match="allowed_tokens leaves nothing to draw"):
+        admit(admission, bad_words=("zvqj",), allowed_tokens=(last,))
 
 
 def test_n_is_at_most_128(textless: Admission) -> None:

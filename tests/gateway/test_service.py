@@ -1,5 +1,6 @@
 """What the gateway makes of what workers and clients say, whoever they are."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,9 +108,9 @@ class Rig:
         fence = self.last("data", m.Fence)
         self.gateway.hand("data", "attention", m.Fenced(self.life, fence.compute, fence.session))
 
-    def generate(self, request: str = "r", max_tokens: int = 1) -> None:
+    def generate(self, request: str = "r", max_tokens: int = 1, **params_: Any) -> None:
         """A client asks for greedy tokens."""
-        params = m.SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        params = m.SamplingParams(max_tokens=max_tokens, temperature=0.0, **params_)
         self.gateway.hand("clients", "client", m.Generate(request, None, None, (1, 2, 3), None, params))
 
     def done(self, step: m.Step, /, **changed: Any) -> m.StepDone:
@@ -149,6 +150,73 @@ def test_a_step_done_that_nobody_asked_for_ends_the_session_only(rig: Rig, chang
         assert rig.last("clients", m.Delta).finish_reason == "length"
     assert len(rig.engine.streams) == 0
     rig.engine.scheduler.check()
+
+
+def test_a_worker_that_lacks_the_past_is_sent_the_step_again(rig: Rig) -> None:
+    """With the states of its sequences, in the same session; then it is done like any other."""
+    rig.serve()
+    rig.generate(repetition_penalty=1.5)
+    step = rig.last("data", m.Step)
+    rig.gateway.hand("data", "compute", m.NeedState(rig.life, step.session, step.step, step.lane, (1,)))
+    again = rig.last("data", m.Step)
+    assert again is not step
+    assert (again.step, again.session, again.lane, again.samples) == (step.step, step.session, 0, step.samples)
+    assert [state.prompt_tokens for state in again.states] == [(1, 2, 3)]
+    rig.gateway.hand("data", "compute", rig.done(again))
+    assert rig.last("clients", m.Delta).finish_reason == "length"
+
+
+def test_a_worker_that_asks_for_the_past_of_no_step_is_fenced(rig: Rig) -> None:
+    """As one that did a step that nobody asked for."""
+    rig.serve()
+    rig.generate()
+    step = rig.last("data", m.Step)
+    rig.gateway.hand("data", "compute", m.NeedState(rig.life, step.session, 1 << 60, step.lane, (1,)))
+    assert rig.count("data", m.Fence) == 1
+
+
+def test_the_status_says_where_every_block_is(rig: Rig) -> None:
+    """For each group; and that the books balanced whenever nothing was left to do."""
+    rig.serve()
+    rig.generate()
+    (blocks,) = status(rig)["groups"].values()
+    assert blocks["used"] > 0
+    assert blocks["free"] + blocks["used"] + blocks["cached"] == blocks["total"]
+    rig.gateway.hand("data", "compute", rig.done(rig.last("data", m.Step)))
+    found = status(rig)
+    assert found["groups"]["0"]["used"] == 0
+    assert (found["accounting_errors"], found["preemptions"]) == (0, 0)
+    assert found["requests"] == {"reading": 0, "running": 0, "waiting": 0}
+
+
+def status(rig: Rig) -> dict[str, Any]:
+    """What a client is told."""
+
+    async def ask() -> None:  # it names the event loop
+        rig.gateway.hand("clients", "client", m.GetStatus("s"))
+
+    asyncio.run(ask())
+    found: dict[str, Any] = rig.last("clients", m.Status).status
+    return found
+
+
+def test_deadlines_are_looked_at_ten_times_a_second(rig: Rig) -> None:
+    """Whatever the heartbeat is; the request ends with a code of its own, and its blocks are free."""
+    rig.serve()
+    params = m.SamplingParams(max_tokens=9)
+    rig.gateway.hand("clients", "client", m.Generate("r", None, None, (1,), None, params, deadline_s=0.05))
+
+    async def watch() -> None:
+        watching = asyncio.ensure_future(rig.service._watch_deadlines())
+        await asyncio.sleep(0.3)
+        watching.cancel()
+
+    asyncio.run(watch())
+    failed = rig.last("clients", m.Failed)
+    assert (failed.request, failed.code) == ("r", "timeout")
+    while rig.engine.scheduler.under_way:
+        rig.gateway.hand("data", "compute", rig.done(rig.oldest()))
+    assert rig.engine.scheduler.is_idle
 
 
 def test_a_step_that_another_worker_calls_failed_goes_on(rig: Rig) -> None:

@@ -31,6 +31,11 @@ def test_a_prompt_gets_the_special_tokens_around_it(write_model: WriteModel, pla
     assert text.decode(tokens) == "the earth"
 
 
+def test_a_bare_text_gets_none(write_model: WriteModel, plain: Tokenizer) -> None:
+    """As it may stand anywhere in an output."""
+    assert Text.load(write_model(plain)).encode_bare(" earth") == tuple(plain.encode(" earth").ids)
+
+
 def test_a_conversation_is_rendered_by_the_template_up_to_the_answer(write_model: WriteModel, plain: Tokenizer) -> None:
     """Without a second start token: the template says where those go."""
     text = Text.load(write_model(plain))

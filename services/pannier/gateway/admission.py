@@ -167,9 +167,10 @@ class Admission:
         check_tokens(field, (min(prompt), max(prompt)), self.vocab_size)
 
     def _check_choice(self, allowed: tuple[int, ...] | None, rules: SamplerRules) -> None:
-        """There must be a token that the first draw can give: none can be drawn from nothing."""
-        forbidden = {*rules.held_tokens, *(word[0] for word in rules.bad_words if len(word) == 1)}
+        """Whatever came before, a token must be left that can be drawn: a step fails with all that are in it."""
+        forbidden = {*rules.held_tokens, *(word[-1] for word in rules.bad_words)}
         choice = range(self.vocab_size) if allowed is None else set(allowed)
         if forbidden and len(choice) <= len(forbidden) and forbidden.issuperset(choice):
-            reason = "min_tokens holds back, and bad_words forbids, every token that is allowed"
-            raise Rejected("invalid", "bad_words" if allowed is None else "allowed_tokens", reason)
+            param = "allowed_tokens" if allowed is not None else "bad_words" if rules.bad_words else "min_tokens"
+            reason = f"{param} leaves nothing to draw: all allowed tokens may be held back or forbidden"
+            raise Rejected("invalid", param, reason)

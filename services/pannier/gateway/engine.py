@@ -172,7 +172,6 @@ class Engine:
             stream = self.streams.of_sequence(output.sequence)
             if stream is None:
                 continue
-            stream.note_cached(output)
             if output.finish_reason == "error":
                 self._fail(stream, code, output.reason or "it was given up")
             else:

@@ -23,7 +23,7 @@ class Stream:
     num_sent: int = 0
     """Tokens of all outputs."""
     num_cached: int | None = None
-    """Tokens of the prompt that the cache had as the request began; None: not known yet."""
+    """Tokens of the prompt that the cache had as the request began; None: no token was drawn yet."""
     unfinished: set[int] = field(init=False)
     """Sequences whose output goes on."""
 
@@ -34,14 +34,11 @@ class Stream:
         """The text of one of its sequences."""
         return self.outputs[self.sequences.index(sequence)]
 
-    def note_cached(self, output: Output) -> None:
-        """The first output tells of the request's own hits; later ones may find what itself has left."""
-        if self.num_cached is None:
-            self.num_cached = output.num_cached
-
     def delta(self, output: Output, released: Released, finish_reason: str | None) -> m.Delta | None:
         """What the client is sent of one output; None when there is nothing new."""
         self.num_sent += len(released.drawn)
+        if self.num_cached is None and output.drawn is not None:
+            self.num_cached = output.num_cached
         if finish_reason is not None:
             self.unfinished.discard(output.sequence)
         elif not released.drawn and not released.text and not output.scored:
