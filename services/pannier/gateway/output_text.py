@@ -27,9 +27,6 @@ class OutputText:
     lie behind the cut never does. Where no stop string can cut, no token waits. With `include_stop` the stop string,
     or the text of the stop token, is part of the text. Stop strings that the first `min_tokens` tokens complete are
     text like any other.
-
-    Attributes:
-        num_kept: tokens released so far; after a stop string all that the kept text needs.
     """
 
     def __init__(
@@ -50,7 +47,6 @@ class OutputText:
         self._num_pushed = 0
         self._num_read = 0  # characters that the detokenizer gave
         self._num_shown = 0  # characters that were released
-        self.num_kept = 0
 
     @property
     def stopped(self) -> bool:
@@ -82,5 +78,4 @@ class OutputText:
         return Released(shown, self._take(sum(start < self._num_shown for start, _ in self._waiting)))
 
     def _take(self, count: int) -> tuple[Drawn, ...]:
-        self.num_kept += count
         return tuple(self._waiting.popleft()[1] for _ in range(count))
