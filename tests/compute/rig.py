@@ -4,7 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -22,6 +22,7 @@ from pannier.wire.messages import SegmentKind
 LIFE = 42
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
+GREEDY = m.Filters()
 R = TypeVar("R", bound=m.Message)
 WrapLink = Callable[[Link], Link]
 
@@ -186,29 +187,56 @@ class Plan:
     tables: list[int] = field(default_factory=list)
     samples: list[m.Sample] = field(default_factory=list)
     previous: list[m.Previous] = field(default_factory=list)
+    scores: list[m.Score] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    states: list[m.SamplerState] = field(default_factory=list)
+    masks: list[list[int]] = field(default_factory=list)
 
-    def decode(self, text: Text, **sample: float) -> "Plan":
+    def decode(self, text: Text, **sample: Any) -> "Plan":
         """The last token of a text, sampled."""
         return self._rows(SegmentKind.DECODE, text, text.tokens[text.stored :]).sample(text, **sample)
 
-    def decode_previous(self, text: Text, step: "MadeStep", index: int) -> "Plan":
+    def decode_previous(self, text: Text, step: "MadeStep", index: int, **sample: Any) -> "Plan":
         """A token that the lane's preceding step will draw."""
         self.previous.append(m.Previous(len(self.ids), step.message.step, index))
-        return self._rows(SegmentKind.DECODE, text, [0]).sample(text)
+        return self._rows(SegmentKind.DECODE, text, [0]).sample(text, **sample)
 
     def chunk(self, text: Text, count: int) -> "Plan":
         """The next tokens of a text, not sampled."""
         return self._rows(SegmentKind.CHUNK, text, text.tokens[text.stored : text.stored + count])
 
-    def last_chunk(self, text: Text, **sample: float) -> "Plan":
+    def last_chunk(self, text: Text, **sample: Any) -> "Plan":
         """All the tokens that are left, the last one sampled."""
         return self.chunk(text, len(text.tokens) - text.stored).sample(text, **sample)
 
-    def sample(self, text: Text, temperature: float = 0.0, seed: float = 0, top: float = 20) -> "Plan":
+    def sample(
+        self,
+        text: Text,
+        filters: m.Filters = GREEDY,
+        seed: int = 0,
+        top: int = 20,
+        index: int = 0,
+        version: int = 0,
+        mask: int = -1,
+    ) -> "Plan":
         """Sample the last row added."""
-        self.samples.append(
-            m.Sample(len(self.ids) - 1, text.sequence, text.stored, temperature, int(seed), int(top), 0)
-        )
+        row = len(self.ids) - 1
+        self.samples.append(m.Sample(row, text.sequence, text.stored, index, seed, filters, top, version, mask))
+        return self
+
+    def score(self, text: Text, count: int, top: int = 20) -> "Plan":
+        """Score what follows each of the last `count` rows added, which are the text's."""
+        self.scores.append(
+            m.Score(
+                text.sequence, len(self.ids) - count, count, text.stored - count + 1, len(self.scored), top,
+            )
+        )  # fmt: skip
+        self.scored += text.tokens[text.stored - count + 1 : text.stored + 1]
+        return self
+
+    def state(self, *states: m.SamplerState) -> "Plan":
+        """Bring sampler states along."""
+        self.states += states
         return self
 
     def read(self, other: Text) -> "Plan":
@@ -232,11 +260,10 @@ class Plan:
         """The step."""
         message = m.Step(
             LIFE, self.stack.session, self.number, self.lane, tuple(self.segments), tuple(self.previous),
-            tuple(self.samples), (), (), (),
+            tuple(self.samples), tuple(self.scores), (), tuple(self.states), (),
         )  # fmt: skip
-        return MadeStep(
-            message, [torch.tensor(self.ids, dtype=torch.int32), torch.tensor(self.tables, dtype=torch.int32)]
-        )
+        parts = (self.ids, self.tables, self.scored, self.masks or [[]])
+        return MadeStep(message, [torch.tensor(part, dtype=torch.int32) for part in parts])
 
     def _rows(self, kind: SegmentKind, text: Text, ids: Sequence[int]) -> "Plan":
         self.segments.append(

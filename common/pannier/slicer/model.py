@@ -31,6 +31,8 @@ class Attend:
 
 
 Run = Generator[Attend, torch.Tensor, torch.Tensor]
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""From rows [R] to their logits [R, V]."""
 
 
 class SlicedModel:
@@ -97,6 +99,21 @@ class SlicedModel:
         yield from self.run_slices(values, range(len(self.slices)))
         logits: torch.Tensor = values[LOGITS]
         return logits
+
+    def run_to_head(self, ids: torch.Tensor, positions: torch.Tensor) -> Generator[Attend, torch.Tensor, Head]:
+        """Like `run`, but returns the last slice instead of running it, to be called for some rows at a time or not.
+
+        Logits [R, V] of all rows of a prompt can be larger than all the rest. The last slice is the last layer's part
+        behind attention and the head, of which only the head minds the rows: each call costs as much as that part.
+        """
+        values: Values = {IDS: ids, POSITIONS: positions}
+        yield from self.run_slices(values, range(len(self.calls)))
+
+        def head(rows: torch.Tensor) -> torch.Tensor:
+            (logits,) = self._run_slice(len(self.calls), {**values, ROWS: rows.to(self.device)})
+            return logits
+
+        return head
 
     def run_slices(self, values: Values, span: range) -> Generator[Attend, torch.Tensor, None]:
         """Runs some consecutive slices, for a model whose slices are spread over several workers.

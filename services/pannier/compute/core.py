@@ -11,8 +11,9 @@ import torch
 
 from pannier.compute.link import Link, Tensors
 from pannier.compute.rows import GroupRows, group_rows
+from pannier.compute.sampling import CannotDraw, SamplerStates
 from pannier.compute.share import ShardFailed, Share
-from pannier.compute.step_run import Outcome, StepRun
+from pannier.compute.step_run import Inputs, Outcome, StepRun
 from pannier.net.errors import PeerGone
 from pannier.slicer import SlicedModel
 from pannier.wire import AttentionToCompute, WireError, WorkerToGatewayData
@@ -20,6 +21,8 @@ from pannier.wire import messages as m
 
 ConnectLink = Callable[[m.ShardAddress], Link]
 Reply = Callable[[WorkerToGatewayData], None]
+NUM_PARTS = 4
+"""Of a step: token ids, block tables, scored tokens, masks."""
 log = structlog.get_logger()
 
 
@@ -28,8 +31,7 @@ class QueuedStep:
     """A step that waits for the one before it in its lane."""
 
     step: m.Step
-    token_ids: torch.Tensor
-    block_tables: list[int]
+    tensors: Tensors
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Lane:
     queue: deque[QueuedStep] = field(default_factory=deque)
     run: StepRun | None = None
     awake: bool = False
+    asked: int | None = None
+    """The step that lacks sampler states, for which the gateway was asked: it comes again before all others."""
     has_failed: bool = False
     """A step was given up: what follows would read what it has not written. Until the next session."""
     drawn_step: int = 0
@@ -46,6 +50,19 @@ class Lane:
     started: float = 0.0
     computed_s: float = 0.0
     idle_before_s: float = 0.0
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether its next step is here and may begin."""
+        return self.run is None and self.asked is None and bool(self.queue)
+
+    def enqueue(self, queued: QueuedStep) -> None:
+        """Behind all others, but for the step that was asked for."""
+        if queued.step.step == self.asked:
+            self.asked = None
+            self.queue.appendleft(queued)
+        else:
+            self.queue.append(queued)
 
 
 class ComputeCore:
@@ -57,6 +74,7 @@ class ComputeCore:
         self.idle_s = 0.0
         """Seconds in which no lane could go on; whoever waits for the links adds to it."""
         self._model = model
+        self._states = SamplerStates(model.vocab_size)
         self._lanes = [Lane() for _ in range(num_lanes)]
         self._connect = connect
         self._reply = reply
@@ -75,7 +93,7 @@ class ComputeCore:
             case m.Step() if self._lanes[message.lane].has_failed:
                 self.counters["stale_frames"] += 1
             case m.Step():
-                self._lanes[message.lane].queue.append(QueuedStep(message, tensors[0].long(), tensors[1].tolist()))
+                self._lanes[message.lane].enqueue(QueuedStep(message, tensors))
             case m.AbortStep():
                 self._abort(message)
             case _:
@@ -99,11 +117,11 @@ class ComputeCore:
     def advance(self) -> bool:
         """Resume every lane that can go on; True if one may go on again at once."""
         for lane in self._lanes:
-            if lane.run is None and lane.queue:
+            if lane.can_begin:
                 self._begin(lane, lane.queue.popleft())
             if lane.awake:
                 self._resume(lane)
-        return any(lane.awake or (lane.run is None and lane.queue) for lane in self._lanes)
+        return any(lane.awake or lane.can_begin for lane in self._lanes)
 
     def close(self) -> None:
         """Close the links."""
@@ -122,6 +140,7 @@ class ComputeCore:
     def _start_session(self, session: int) -> None:
         """Forget every step: the gateway has fenced them."""
         self._session = session
+        self._states.clear()
         self._lanes = [Lane() for _ in self._lanes]
         kinds = ", ".join(sorted({link.kind for link in self.links.values()}))
         self._reply(m.Ready(self._life, None, session, kinds))
@@ -129,23 +148,45 @@ class ComputeCore:
     def _begin(self, lane: Lane, queued: QueuedStep) -> None:
         step = queued.step
         try:
-            token_ids = self._resolve_previous(lane, queued)
-            groups = [(rows, self._shares(step, rows)) for rows in group_rows(step, queued.block_tables)]
+            token_ids, block_tables, scored_tokens, masks = self._check_tensors(queued)
+            for state in step.states:
+                self._states.put(state)
+            if lacking := self._states.lacking(step.samples):
+                self._ask(lane, step, lacking)
+                return
+            token_ids = self._resolve_previous(lane, step, token_ids)
+            inputs = Inputs(token_ids, scored_tokens, masks, self._states.of(step.samples))
+            groups = [(rows, self._shares(step, rows)) for rows in group_rows(step, block_tables.tolist())]
         except WireError as error:
             self._give_up(lane, step, str(error))
             return
-        lane.run, lane.awake = StepRun(self._model, step, token_ids, groups), True
+        lane.run, lane.awake = StepRun(self._model, step, inputs, groups), True
         lane.started, lane.computed_s, lane.idle_before_s = time.perf_counter(), 0.0, self.idle_s
 
-    def _resolve_previous(self, lane: Lane, queued: QueuedStep) -> torch.Tensor:
-        """Token ids [T] on the device, those filled in that the lane's preceding step has drawn. Raises `WireError`."""
-        token_ids = queued.token_ids.to(self._model.device)
-        for previous in queued.step.previous:
+    def _check_tensors(self, queued: QueuedStep) -> Tensors:
+        """The four parts. Raises `WireError` if they are not what the samples need."""
+        step, tensors = queued.step, queued.tensors
+        if len(tensors) != NUM_PARTS:
+            raise WireError(f"step {step.step} has {len(tensors)} parts instead of {NUM_PARTS}")
+        masks = tensors[-1]
+        most = max((sample.mask for sample in step.samples), default=-1)
+        if most >= 0 and (masks.ndim != 2 or most >= len(masks) or 32 * masks.shape[1] < self._model.vocab_size):
+            raise WireError(f"step {step.step} has masks {list(masks.shape)}, too few for mask {most} of all tokens")
+        return tensors
+
+    def _ask(self, lane: Lane, step: m.Step, sequences: tuple[int, ...]) -> None:
+        """Have the step sent again with these states; its lane waits, with what is queued behind."""
+        lane.asked = step.step
+        self.counters["asked_states"] += len(sequences)
+        self._reply(m.NeedState(step.life, step.session, step.step, step.lane, sequences))
+
+    def _resolve_previous(self, lane: Lane, step: m.Step, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids int64 [T] on the device, with those that the lane's last step has drawn. Raises `WireError`."""
+        token_ids = token_ids.to(self._model.device, torch.int64)
+        for previous in step.previous:
             if lane.drawn_tokens is None or previous.step != lane.drawn_step:
-                raise WireError(f"step {queued.step.step} needs tokens of step {previous.step}, which is not the last")
+                raise WireError(f"step {step.step} needs tokens of step {previous.step}, which is not the last")
             token_ids[previous.row] = lane.drawn_tokens[previous.sample]
-        if any(sample.state_version for sample in queued.step.samples):
-            raise WireError("this compute worker draws without sampler states")
         return token_ids
 
     def _shares(self, step: m.Step, rows: GroupRows) -> list[Share]:
@@ -165,7 +206,7 @@ class ComputeCore:
         except StopIteration as end:
             lane.computed_s += time.perf_counter() - started
             self._finish(lane, lane.run, end.value)
-        except (PeerGone, WireError, torch.OutOfMemoryError) as error:
+        except (PeerGone, WireError, CannotDraw, torch.OutOfMemoryError) as error:
             self._fail(lane, str(error))
         except torch.AcceleratorError:
             raise  # the device does nothing more for this process
@@ -185,7 +226,8 @@ class ComputeCore:
         lane.drawn_step, lane.drawn_tokens = step.step, outcome.tokens
         self.counters["steps"] += 1
         self.counters["rows"] += sum(segment.num_queries for segment in step.segments if segment.stores)
-        self._reply(m.StepDone(step.life, step.session, step.step, step.lane, outcome.drawn, self._times(lane, run)))
+        frame = (step.life, step.session, step.step, step.lane)
+        self._reply(m.StepDone(*frame, outcome.drawn, outcome.scored, self._times(lane, run)))
 
     def _times(self, lane: Lane, run: StepRun) -> m.StepTimes:
         return m.StepTimes(
@@ -198,6 +240,8 @@ class ComputeCore:
     def _abort(self, abort: m.AbortStep) -> None:
         lane = self._lanes[abort.lane]
         lane.queue = deque(queued for queued in lane.queue if queued.step.step < abort.step)
+        if lane.asked is not None and lane.asked >= abort.step:
+            lane.asked = None
         if lane.run is not None and lane.run.step.step == abort.step:
             lane.run.abort()
             lane.awake = True

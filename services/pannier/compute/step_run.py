@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from pannier.compute.rows import GroupRows, chunk_lengths, positions_of
-from pannier.compute.sampling import draw
+from pannier.compute.sampling import State, draw, report_drawn
+from pannier.compute.scores import score
 from pannier.compute.share import Share
 from pannier.ops.chunk_attention import chunk_attention
 from pannier.ops.merge_partials import merge_partials, merge_sinks
 from pannier.slicer import Attend, SlicedModel
+from pannier.slicer.model import Head
 from pannier.wire import messages as m
 
 
@@ -20,6 +22,24 @@ class Outcome:
 
     tokens: torch.Tensor
     drawn: tuple[m.Drawn, ...]
+    scored: tuple[m.Scored, ...]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a step is given beside its message.
+
+    Attributes:
+        token_ids: int64 [T], on the device.
+        scored_tokens: int32 [S].
+        masks: of allowed tokens, int32 [M, W].
+        states: of its samples; None where one needs none.
+    """
+
+    token_ids: torch.Tensor
+    scored_tokens: torch.Tensor
+    masks: torch.Tensor
+    states: Sequence[State | None]
 
 
 class StepRun:
@@ -30,15 +50,19 @@ class StepRun:
     """
 
     def __init__(
-        self, model: SlicedModel, step: m.Step, token_ids: torch.Tensor, groups: Sequence[tuple[GroupRows, list[Share]]]
+        self,
+        model: SlicedModel,
+        step: m.Step,
+        inputs: Inputs,
+        groups: Sequence[tuple[GroupRows, list[Share]]],
     ) -> None:
         self.step = step
         self.shares = {share.link.name: share for _, shares in groups for share in shares}
         self._model = model
-        self._ids = token_ids
+        self._inputs = inputs
         self._groups = groups
         self._chunks = chunk_lengths(step.segments)
-        self._first_chunk_row = len(token_ids) - sum(self._chunks)
+        self._first_chunk_row = len(inputs.token_ids) - sum(self._chunks)
         self.going: Generator[None, None, Outcome | None] = self._run()
 
     def abort(self) -> None:
@@ -49,17 +73,29 @@ class StepRun:
     def _run(self) -> Generator[None, None, Outcome]:
         for share in self.shares.values():
             share.begin(self.step.copies)
-        rows = sorted({sample.row for sample in self.step.samples})
-        logits = yield from self._forward(rows)
-        places = [rows.index(sample.row) for sample in self.step.samples]
-        if places != list(range(len(rows))):  # a row is sampled several times
-            logits = logits[torch.tensor(places, device=logits.device)]
-        outcome = Outcome(*draw(logits, self.step.samples))
+        head = yield from self._forward()
         for share in self.shares.values():
-            share.end()
+            share.end()  # all pieces are sent: while they are written, tokens are drawn
+        tokens, drawn = self._draw(head)
+        scored = score(head, self.step.scores, self._inputs.scored_tokens, self._model.vocab_size)
         while not all(share.written for share in self.shares.values()):
             yield
-        return outcome
+        return Outcome(tokens, drawn, scored)
+
+    def _draw(self, head: Head) -> tuple[torch.Tensor, tuple[m.Drawn, ...]]:
+        """Tokens int64 [samples] on the device, by which the samplers' states go on, and what is reported of them."""
+        samples, states = self.step.samples, self._inputs.states
+        if not samples:  # a prompt's chunk before the last: nobody asks what follows it
+            return torch.empty(0, dtype=torch.int64, device=self._model.device), ()
+        place = {row: i for i, row in enumerate(sorted({sample.row for sample in samples}))}
+        logits = head(torch.tensor(list(place), dtype=torch.int64))
+        places = [place[sample.row] for sample in samples]  # a row may be sampled several times
+        tokens = draw(logits, places, samples, states, self._inputs.masks)
+        numbers: list[int] = tokens.tolist()
+        for state, token in zip(states, numbers, strict=True):
+            if state is not None:
+                state.append(token)
+        return tokens, report_drawn(logits, places, samples, numbers)
 
     def _abort(self) -> Generator[None, None, None]:
         for share in self.shares.values():
@@ -67,18 +103,17 @@ class StepRun:
         while not all(share.aborted for share in self.shares.values()):
             yield
 
-    def _forward(self, rows: list[int]) -> Generator[None, None, torch.Tensor]:
-        device = self._model.device
-        positions = torch.tensor(positions_of(self.step.segments), dtype=torch.int64, device=device)
-        forward = self._model.run(self._ids, positions, torch.tensor(rows, dtype=torch.int64, device=device))
+    def _forward(self) -> Generator[None, None, Head]:
+        positions = torch.tensor(positions_of(self.step.segments), dtype=torch.int64, device=self._model.device)
+        forward = self._model.run_to_head(self._inputs.token_ids, positions)
         ask = next(forward)
         while True:
             output = yield from self._attend(ask)
             try:
                 ask = forward.send(output)
             except StopIteration as end:
-                logits: torch.Tensor = end.value
-                return logits
+                head: Head = end.value
+                return head
 
     def _attend(self, ask: Attend) -> Generator[None, None, torch.Tensor]:
         """Attention output [T, H, Dv] of one call: the chunks' own part here, the rest from the workers."""
