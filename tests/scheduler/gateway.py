@@ -1,11 +1,12 @@
 """A simulated gateway: it does to the scheduler whatever its contract allows, and holds it to its promises."""
 
 import random
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from pannier.scheduler import Output, Rejected, Request, Scheduler, SchedulerConfig
-from pannier.wire.messages import SegmentKind
+from pannier.scheduler import Output, Rejected, Request, Scheduler, SchedulerConfig, Step
+from pannier.wire.messages import Segment, SegmentKind
 
 from .simulation import (
     BLOCK_SIZE,
@@ -20,12 +21,12 @@ from .simulation import (
 
 @dataclass
 class Expected:
-    """What the gateway knows of one request: what it got so far, and how it ended."""
+    """What the gateway knows of one sample of a request: what it got so far, and how it ended."""
 
     request: Request
+    index: int
     received: list[int] = field(default_factory=list)
     ended: str | None = None
-    group: int | None = None
 
 
 class SimulatedGateway:
@@ -37,7 +38,6 @@ class SimulatedGateway:
         self.workers: dict[int, SimulatedWorker] = {}
         self.groups: dict[int, SimulatedGroup] = {}
         self.expected: dict[int, Expected] = {}
-        self.owners: dict[tuple[int, int], int] = {}  # (group, first block of a table) -> sequence
         self.next_lane = self.next_group = 0
         self.seen = seen  # how often what is tested did happen
         for _ in range(num_lanes):
@@ -47,43 +47,59 @@ class SimulatedGateway:
 
     # --- requests ---
 
-    def add(self, shape: Request) -> None:
-        """Add a request like this one, with a number and a prompt of its own."""
-        number = len(self.expected)
-        tokens = random.Random(number).choices(range(VOCABULARY), k=len(shape.prompt) - 1)
-        request = replace(shape, sequence=number, prompt=(number, *tokens), seed=number)
-        self.expected[number] = Expected(request)
+    def add(self, shape: Request, topic: int, num_samples: int) -> None:
+        """Add a request like this one, with numbers of its own; prompts of one topic begin alike."""
+        first = len(self.expected)
+        tokens = random.Random(topic).choices(range(VOCABULARY), k=len(shape.prompt))
+        tokens[len(tokens) * 2 // 3 :] = random.Random(first).choices(range(VOCABULARY), k=-(-len(tokens) // 3))
+        numbers = tuple(range(first, first + min(num_samples, self.config.max_sequences)))
+        request = replace(shape, sequences=numbers, prompt=array("i", tokens), seed=first)
+        self.expected |= {number: Expected(request, index) for index, number in enumerate(numbers)}
         try:
             self.scheduler.add(request)
         except Rejected as rejected:
-            self.expected[number].ended = rejected.code
+            for number in numbers:
+                self.expected[number].ended = rejected.code
             self._check_rejection(request, rejected.code)
 
     def _check_rejection(self, request: Request, code: str) -> None:
-        needed = len(request.prompt) + min(request.max_tokens, MAX_MODEL_LEN - len(request.prompt)) - 1
-        capacities = [len(group.epochs) * BLOCK_SIZE for group in self.groups.values()]
+        stored = len(request.prompt) + min(request.max_tokens, MAX_MODEL_LEN - len(request.prompt)) - 1
+        tails = (len(request.sequences) - 1) * (len(request.prompt) % BLOCK_SIZE > 0)
+        needed = max(-(-stored // BLOCK_SIZE), -(-len(request.prompt) // BLOCK_SIZE) + tails)
+        capacities = [group.pool.total for group in self.groups.values()]
         reasons = {
             "unavailable": not capacities,
             "invalid": bool(capacities) and needed > max(capacities),
-            "overloaded": self.scheduler.num_waiting == self.config.max_waiting,
+            "overloaded": self.scheduler.num_waiting >= self.config.max_waiting,
         }
         assert reasons[code]
 
     def cancel(self, pick: int) -> None:
-        """Cancel a request, now and then one that has ended."""
-        if expected := self._pick_request(pick):
-            self.scheduler.cancel(expected.request.sequence)
-            expected.ended = expected.ended or "abort"
+        """Cancel a sequence, now and then one that has ended."""
+        if (number := self._pick_sequence(pick)) is not None:
+            self.scheduler.cancel(number)
+            self._ends(number, "abort")
 
-    def finish(self, pick: int, keep: int) -> None:
-        """Finish a request as for a stop string, now and then one that has ended."""
-        if expected := self._pick_request(pick):
-            self.scheduler.finish(expected.request.sequence, keep % (len(expected.received) + 1))
-            expected.ended = expected.ended or "stop string"
+    def finish(self, pick: int) -> None:
+        """Finish a sequence that has drawn something as for a stop string, now and then one that has ended."""
+        number = self._pick_sequence(pick)
+        if number is not None and self.expected[number].received:
+            self.scheduler.finish(number)
+            self._ends(number, "stop string")
 
-    def _pick_request(self, pick: int) -> Expected | None:
-        alive = [expected for expected in self.expected.values() if expected.ended is None]
-        choices = alive if alive and pick % 5 else list(self.expected.values())
+    def _ends(self, number: int, reason: str) -> None:
+        """With the sequence that computes a prompt end those that wait for it."""
+        request = self.expected[number].request
+        unborn = [each for each in request.sequences[1:] if number == request.sequences[0] and not self._is_born(each)]
+        for each in (number, *unborn):
+            self.expected[each].ended = self.expected[each].ended or reason
+
+    def _is_born(self, number: int) -> bool:
+        return bool(self.expected[number].received)
+
+    def _pick_sequence(self, pick: int) -> int | None:
+        alive = [number for number, expected in self.expected.items() if expected.ended is None]
+        choices = alive if alive and pick % 5 else list(self.expected)
         return choices[pick % len(choices)] if choices else None
 
     # --- steps ---
@@ -132,20 +148,20 @@ class SimulatedGateway:
             flight = worker.sent[index]
             self._forget(worker, index)
             outputs = self.scheduler.fail(flight.step.step, "broken")
-            sequences = self._sequences_of(flight)
-            assert {output.sequence for output in outputs} <= set(sequences)
+            failed = {each for number in flight.sequences for each in self.expected[number].request.sequences}
+            assert {output.sequence for output in outputs} <= failed
             self._take(outputs)
-            assert all(self.expected[number].ended for number in sequences)
+            assert all(self.expected[number].ended for number in flight.sequences)
 
     def _plan(self, lane: int) -> bool:
-        self._look()  # blocks change hands only here: see what was released before it may be another's
+        self._look()
         is_doomed = any(self._is_doomed(flight) for flight in self.workers[lane].sent)
         step = self.scheduler.schedule(lane)
         self._look()
         if step is None:
             return False
         assert not is_doomed
-        flight = Flight(step, {})
+        flight = Flight(step, self._sequences_of(step), {})
         for segment, table in flight.tables():
             flight.epochs |= {(segment.group, block): self.groups[segment.group].epochs[block] for block in table}
         self._check_step(flight)
@@ -168,6 +184,8 @@ class SimulatedGateway:
         drawn = flight.drawn or []
         self.seen["tokens promised"] += len(flight.step.previous)
         self.seen["rows discarded"] += sum(self.expected[each.sequence].ended is not None for each in drawn)
+        self.seen["samples forked"] += len(drawn) - len({sample.row for sample in flight.step.samples})
+        self.seen["blocks copied"] += len(flight.step.copies)
         self._take(self.scheduler.commit(flight.step.step, drawn))
         return True
 
@@ -194,7 +212,7 @@ class SimulatedGateway:
     def add_group(self, num_blocks: int) -> None:
         """Attention workers form a group."""
         self.scheduler.add_group(self.next_group, num_blocks)
-        self.groups[self.next_group] = SimulatedGroup(num_blocks)
+        self.groups[self.next_group] = SimulatedGroup(self.scheduler.pools[self.next_group])
         self.next_group += 1
 
     def lose_group(self, pick: int) -> None:
@@ -203,9 +221,14 @@ class SimulatedGateway:
             group = list(self.groups)[pick % len(self.groups)]
             del self.groups[group]
             outputs = self.scheduler.lose_group(group)
-            assert all(self.expected[output.sequence].group in (group, None) for output in outputs)
+            assert all(not self._could_hold(self.expected[output.sequence].request) for output in outputs)
             self._take(outputs)
-            assert all(expected.ended for expected in self.expected.values() if expected.group == group)
+
+    def _could_hold(self, request: Request) -> bool:
+        stored = min(len(request.prompt) + request.max_tokens, MAX_MODEL_LEN) - 1
+        tails = (len(request.sequences) - 1) * (len(request.prompt) % BLOCK_SIZE > 0)
+        needed = max(-(-stored // BLOCK_SIZE), -(-len(request.prompt) // BLOCK_SIZE) + tails)
+        return any(needed <= group.pool.total for group in self.groups.values())
 
     # --- what must hold ---
 
@@ -213,6 +236,8 @@ class SimulatedGateway:
         """The books balance, and no block that a planned step names was released."""
         self._look()
         self.scheduler.check()
+        preempted = self.scheduler.take_preemptions()
+        self.seen["preemptions"] += len(preempted)
         for worker in self.workers.values():
             for flight in worker.sent:
                 for (group, block), epoch in flight.epochs.items():
@@ -224,7 +249,7 @@ class SimulatedGateway:
         if not self.workers:
             self.add_lane()
         self._abort_doomed()
-        bound = 3 * sum(len(each.request.prompt) + each.request.max_tokens for each in self.expected.values())
+        bound = 6 * sum(len(each.request.prompt) + each.request.max_tokens for each in self.expected.values())
         for _ in range(bound):
             self.check()
             if self.scheduler.is_idle:
@@ -233,7 +258,8 @@ class SimulatedGateway:
         assert self.scheduler.is_idle, "somebody starves"
         assert all(expected.ended for expected in self.expected.values())
         for pool in self.scheduler.pools.values():
-            assert (pool.free, pool.used, pool.cached) == (pool.total, 0, 0)
+            assert pool.used == 0
+            assert pool.free + pool.cached == pool.total
 
     def _check_step(self, flight: Flight) -> None:
         """The step keeps budget and order of rows, and names nobody who is finished, waits or runs elsewhere."""
@@ -242,34 +268,38 @@ class SimulatedGateway:
         assert len(self.workers[step.lane].sent) < self.config.plan_ahead
         kinds = [(segment.kind, segment.num_stored == 0) for segment in step.segments]
         assert kinds == sorted(kinds), "decode rows, chunks with a past, fresh chunks"
-        sequences = self._sequences_of(flight)
+        sequences = flight.sequences
         assert len(set(sequences)) == len(sequences)
-        assert len(flight.epochs) == len(step.blocks), "no block is in two tables"
+        self._check_blocks(flight)
         elsewhere = [other for lane, worker in self.workers.items() if lane != step.lane for other in worker.sent]
-        assert not any(set(sequences) & set(self._sequences_of(other)) for other in elsewhere)
+        assert not any(set(sequences) & set(other.sequences) for other in elsewhere)
         self._check_choice(flight, sequences)
+
+    def _check_blocks(self, flight: Flight) -> None:
+        """No block that is written is in two tables of the step."""
+        named = Counter((segment.group, block) for segment, table in flight.tables() for block in table)
+        for segment, table in flight.tables():
+            written = table[segment.num_stored // BLOCK_SIZE :]
+            assert all(named[segment.group, block] == 1 for block in written)
+        self.seen["blocks shared"] += sum(count > 1 for count in named.values())
 
     def _check_choice(self, flight: Flight, sequences: list[int]) -> None:
         previous_rows = {previous.row for previous in flight.step.previous}
-        alive = [number for number, expected in self.expected.items() if expected.ended is None]
-        waiting = set(alive[len(alive) - self.scheduler.num_waiting :])
         for segment, number in zip(flight.step.segments, sequences, strict=True):
             expected = self.expected[number]
             assert expected.ended is None, "no rows for a finished sequence"
-            assert number not in waiting, "first come, first served"
             assert not (expected.request.step_by_step and segment.query_start in previous_rows)
-            assert expected.group in (None, segment.group), "a group is for life"
             assert segment.kind is SegmentKind.CHUNK or segment.num_stored >= len(expected.request.prompt)
-            expected.group = segment.group
+            self.seen["prefixes found"] += segment.kind is SegmentKind.CHUNK and self._starts_behind_a_hit(segment)
 
-    def _sequences_of(self, flight: Flight) -> list[int]:
-        """Whose segments these are: a sequence shows itself in its first token, and then has its first block."""
-        numbers = []
-        for segment, table in flight.tables():
-            if segment.query_position == 0:
-                self.owners[segment.group, table[0]] = flight.step.token_ids[segment.query_start]
-            numbers.append(self.owners[segment.group, table[0]])
-        return numbers
+    def _starts_behind_a_hit(self, segment: Segment) -> bool:
+        return 0 < segment.num_stored == segment.query_position and segment.num_stored % BLOCK_SIZE == 0
+
+    def _sequences_of(self, step: Step) -> list[int]:
+        """Whose segments these are: the one thing that a step doesn't say."""
+        planned = self.scheduler._lanes[step.lane].planned[-1]
+        assert planned.step is step
+        return [rows.sequence.number for rows in planned.rows]
 
     def _take(self, outputs: list[Output]) -> None:
         """Outputs go only to requests that haven't ended, and each is the next token of the undisturbed text."""
@@ -283,13 +313,13 @@ class SimulatedGateway:
                 assert output.reason
                 continue
             expected.received.append(output.drawn.token)
-            tokens, reason = undisturbed(expected.request)
+            tokens, reason = undisturbed(expected.request, expected.index)
             assert expected.received == tokens[: len(expected.received)]
             assert output.finish_reason == (reason if len(expected.received) == len(tokens) else None)
 
     def _look(self) -> None:
-        for number, group in self.groups.items():
-            group.look(self.scheduler.pools[number])
+        for group in self.groups.values():
+            group.look()
 
     # --- choosing ---
 

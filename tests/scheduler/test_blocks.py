@@ -22,7 +22,7 @@ def test_blocks_are_handed_out_once_and_come_back() -> None:
 def test_more_blocks_than_are_free_are_refused_and_none_is_taken() -> None:
     pool = BlockPool(5)
     pool.allocate(2)
-    with pytest.raises(ValueError, match="4 blocks asked for, 3 of 5 are free"):
+    with pytest.raises(ValueError, match="4 blocks asked for, 3 of 5 are available"):
         pool.allocate(4)
     assert pool.free == 3
     pool.check()

@@ -2,9 +2,10 @@
 
 import os
 import random
+from array import array
 from collections import Counter
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,17 +25,23 @@ CONFIGS = st.builds(
     max_waiting=st.integers(1, 8),
     block_size=st.just(BLOCK_SIZE),
     plan_ahead=st.sampled_from([1, 2, 2, 3]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    prefix_cache=st.sampled_from([True, True, False]),
 )
 REQUESTS = st.builds(
     Request,
-    sequence=st.just(0),  # its number, and the prompt's tokens, are chosen when it is added
-    prompt=st.integers(1, 24).map(lambda length: (0,) * length),
+    sequences=st.just(()),  # numbers, and the prompt's tokens, are chosen when it is added
+    prompt=st.integers(1, 24).map(lambda length: array("i", [0] * length)),
     max_tokens=st.integers(1, 12),
-    eos_tokens=st.sampled_from([frozenset(), EOS]),
+    stop_tokens=st.sampled_from([frozenset(), EOS]),
     step_by_step=st.booleans(),
+    priority=st.integers(0, 2),
 )
+ADDED = st.tuples(REQUESTS, st.integers(0, 2), st.sampled_from([1, 1, 1, 2, 3]))  # with topic and number of samples
 CAPACITIES = st.integers(4, 32)
 PICKS = st.integers(0, 59)
+
+Added: TypeAlias = tuple[Request, int, int]
 
 
 class Interleaving(RuleBasedStateMachine):
@@ -46,24 +53,24 @@ class Interleaving(RuleBasedStateMachine):
         config=CONFIGS,
         num_lanes=st.integers(1, 3),
         capacities=st.lists(CAPACITIES, min_size=1, max_size=3),
-        requests=st.lists(REQUESTS, min_size=1, max_size=6),
+        requests=st.lists(ADDED, min_size=1, max_size=6),
     )
-    def start(self, config: SchedulerConfig, num_lanes: int, capacities: list[int], requests: list[Request]) -> None:
+    def start(self, config: SchedulerConfig, num_lanes: int, capacities: list[int], requests: list[Added]) -> None:
         self.gateway = SimulatedGateway(config, num_lanes, capacities, self.seen)
         self.add(requests)
 
-    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
-    def add(self, requests: list[Request]) -> None:
-        for request in requests:
-            self.gateway.add(request)
+    @rule(requests=st.lists(ADDED, min_size=1, max_size=4))
+    def add(self, requests: list[Added]) -> None:
+        for request, topic, num_samples in requests:
+            self.gateway.add(request, topic, num_samples)
 
     @rule(pick=PICKS)
     def cancel(self, pick: int) -> None:
         self.gateway.cancel(pick)
 
-    @rule(pick=PICKS, keep=st.integers(0, 12))
-    def finish(self, pick: int, keep: int) -> None:
-        self.gateway.finish(pick, keep)
+    @rule(pick=PICKS)
+    def finish(self, pick: int) -> None:
+        self.gateway.finish(pick)
 
     @rule()
     def plan(self) -> None:
@@ -111,6 +118,8 @@ def random_run(seed: int, num_actions: int, seen: Counter[str]) -> None:
         max_waiting=chance.randint(1, 8),
         block_size=BLOCK_SIZE,
         plan_ahead=chance.choice([1, 2, 2, 2, 3]),
+        policy=chance.choice(["fcfs", "priority"]),
+        prefix_cache=chance.random() < 0.7,
     )
     gateway = SimulatedGateway(config, chance.randint(1, 3), [chance.randint(6, 32)], seen)
     actions = _actions(gateway, chance)
@@ -126,8 +135,15 @@ def _actions(gateway: SimulatedGateway, chance: random.Random) -> list[tuple[Cal
 
     def add() -> None:
         eos = chance.choice([frozenset(), EOS])
-        prompt = (0,) * chance.randint(1, 24)
-        gateway.add(Request(0, prompt, chance.randint(1, 12), eos_tokens=eos, step_by_step=chance.random() < 0.3))
+        request = Request(
+            sequences=(),
+            prompt=array("i", [0] * chance.randint(1, 24)),
+            max_tokens=chance.randint(1, 12),
+            stop_tokens=eos,
+            step_by_step=chance.random() < 0.3,
+            priority=chance.randint(0, 2),
+        )
+        gateway.add(request, chance.randint(0, 2), chance.choice([1, 1, 1, 2, 3]))
 
     def lane() -> None:
         if len(gateway.workers) > chance.randint(0, 3):
@@ -147,7 +163,7 @@ def _actions(gateway: SimulatedGateway, chance: random.Random) -> list[tuple[Cal
     return [
         (add, 3),
         (lambda: gateway.cancel(pick()), 1),
-        (lambda: gateway.finish(pick(), pick()), 0.5),
+        (lambda: gateway.finish(pick()), 0.5),
         (gateway.plan, 8),
         (lambda: gateway.run(pick(), chance.choice([0.5, 1, 1])), 14),
         (lambda: gateway.commit(pick()), 10),
@@ -161,7 +177,8 @@ def _actions(gateway: SimulatedGateway, chance: random.Random) -> list[tuple[Cal
 
 def assert_it_happened(seen: Counter[str], times: int) -> None:
     """A run in which nothing was disturbed would prove nothing."""
-    happenings = ["tokens promised", "rows discarded", "steps lost"]
+    happenings = ["tokens promised", "rows discarded", "steps lost", "preemptions", "prefixes found", "samples forked"]
+    happenings += ["blocks copied", "blocks shared"]
     endings = [f"ended with {reason}" for reason in ("stop", "length", "error")]
     assert all(seen[each] >= times for each in happenings + endings), seen
 

@@ -1,11 +1,12 @@
 """What the scheduler promises, one promise at a time."""
 
+from array import array
 from typing import Any
 
 import pytest
 
 from pannier.scheduler import UNRESOLVED, Inconsistent, Output, Rejected, Request, Scheduler, SchedulerConfig, Step
-from pannier.wire.messages import Drawn, Previous, Sample, SegmentKind, TopLogprob
+from pannier.wire.messages import Drawn, Filters, Previous, Sample, SegmentKind, TopLogprob
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -24,8 +25,10 @@ def scheduler_with(*, lanes: int = 1, blocks: tuple[int, ...] = (100,), **limits
     return scheduler
 
 
-def request(sequence: int, length: int = 3, max_tokens: int = 4, **fields: Any) -> Request:
-    return Request(sequence, tuple(range(100, 100 + length)), max_tokens, **fields)
+def request(sequence: int, length: int = 3, max_tokens: int = 4, samples: int = 1, **fields: Any) -> Request:
+    """A request whose prompt has nothing in common with those of others."""
+    prompt = array("i", [1000 * (sequence + 1), *range(101, 100 + length)][:length])
+    return Request(sequences=tuple(range(sequence, sequence + samples)), prompt=prompt, max_tokens=max_tokens, **fields)
 
 
 def planned(scheduler: Scheduler, lane: int = 0) -> Step:
@@ -51,7 +54,7 @@ def rows_of(step: Step) -> list[int]:
 
 
 def free_blocks(scheduler: Scheduler, group: int = 0) -> int:
-    return scheduler.pools[group].free
+    return scheduler.pools[group].available
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -59,13 +62,13 @@ def free_blocks(scheduler: Scheduler, group: int = 0) -> int:
 
 def test_a_prompt_is_one_fresh_chunk_whose_last_row_draws() -> None:
     scheduler = scheduler_with()
-    scheduler.add(request(7, length=3, temperature=0.5, seed=11, logprobs=2))
+    scheduler.add(request(7, length=3, filters=Filters(0.5), seed=11, logprobs=2))
     step = planned(scheduler)
     (segment,) = step.segments
     assert (segment.kind, segment.num_stored, segment.query_position) == (SegmentKind.CHUNK, 0, 0)
     assert (segment.query_start, segment.num_queries) == (0, 3)
-    assert list(step.token_ids) == [100, 101, 102]
-    assert step.samples == (Sample(2, 7, 3, temperature=0.5, seed=11, top_logprobs=2, state_version=0),)
+    assert list(step.token_ids) == [8000, 101, 102]
+    assert step.samples == (Sample(2, 7, 3, 0, seed=11, filters=Filters(0.5), top_logprobs=2, state_version=0, mask=-1),)
     assert step.previous == ()
 
 
@@ -195,7 +198,7 @@ def test_the_window_of_the_model_ends_with_length() -> None:
 
 def test_an_eos_token_is_reported_and_ends_with_stop() -> None:
     scheduler = scheduler_with()
-    scheduler.add(request(0, eos_tokens=frozenset({EOS})))
+    scheduler.add(request(0, stop_tokens=frozenset({EOS})))
     (output,) = stepped(scheduler, token=EOS)
     assert output == Output(0, Drawn(0, EOS, None, ()), "stop")
 
@@ -209,7 +212,7 @@ def test_what_was_drawn_is_passed_on_with_its_logprobs() -> None:
 
 def test_a_row_planned_ahead_of_the_end_is_discarded_and_then_the_blocks_return() -> None:
     scheduler = scheduler_with()
-    scheduler.add(request(0, eos_tokens=frozenset({EOS})))
+    scheduler.add(request(0, stop_tokens=frozenset({EOS})))
     first, second = planned(scheduler), planned(scheduler)
     committed(scheduler, first, token=EOS)
     assert free_blocks(scheduler) < 100, "the second step still names its blocks"
@@ -222,7 +225,7 @@ def test_ending_a_sequence_in_flight_returns_its_blocks_with_the_last_step_that_
     scheduler = scheduler_with()
     scheduler.add(request(0))
     first, second = planned(scheduler), planned(scheduler)
-    scheduler.cancel(0) if how == "cancel" else scheduler.finish(0, keep=0)
+    scheduler.cancel(0) if how == "cancel" else scheduler.finish(0)
     assert committed(scheduler, first) == []
     assert free_blocks(scheduler) < 100
     assert committed(scheduler, second) == []
@@ -249,21 +252,11 @@ def test_cancel_and_finish_are_idempotent_and_know_no_strangers() -> None:
     scheduler.cancel(1)  # waits still
     for _ in range(2):
         scheduler.cancel(0)
-        scheduler.finish(0, keep=3)
+        scheduler.finish(0)
         scheduler.cancel(99)
-        scheduler.finish(99, keep=3)
+        scheduler.finish(99)
         scheduler.check()
     committed(scheduler, step)
-    assert scheduler.is_idle
-
-
-def test_finish_keeps_no_more_tokens_than_there_are() -> None:
-    scheduler = scheduler_with()
-    scheduler.add(request(0))
-    stepped(scheduler)
-    with pytest.raises(ValueError, match="keep is 2; sequence 0 has 1 output tokens"):
-        scheduler.finish(0, keep=2)
-    scheduler.finish(0, keep=1)
     assert scheduler.is_idle
 
 
@@ -331,10 +324,10 @@ def test_steps_commit_in_the_order_of_their_lane() -> None:
     scheduler = scheduler_with()
     scheduler.add(request(0))
     first, second = planned(scheduler), planned(scheduler)
-    with pytest.raises(ValueError, match=f"step {second.step} can't commit"):
+    with pytest.raises(ValueError, match=f"step {second.step} is not the oldest"):
         committed(scheduler, second)
     committed(scheduler, first)
-    with pytest.raises(ValueError, match=f"step {first.step} can't commit"):
+    with pytest.raises(ValueError, match=f"step {first.step} is not the oldest"):
         committed(scheduler, first)
     committed(scheduler, second)
 
@@ -396,18 +389,27 @@ def test_a_sequence_goes_to_the_group_with_most_free_blocks() -> None:
     assert [segment.group for segment in planned(scheduler).segments] == [1, 0, 1]
 
 
-def test_losing_a_group_ends_its_sequences_and_no_others() -> None:
+def test_what_a_lost_group_held_is_computed_again_in_another() -> None:
+    scheduler = scheduler_with(blocks=(10, 9))
+    for number in range(3):
+        scheduler.add(request(number))
+    step = planned(scheduler)
+    assert [segment.group for segment in step.segments] == [0, 0, 1]
+    assert scheduler.lose_group(0) == []
+    scheduler.drop(0)
+    scheduler.check()
+    again = planned(scheduler)
+    assert [segment.group for segment in again.segments] == [1, 1, 1]
+    assert scheduler.lose_group(0) == []
+
+
+def test_tokens_that_were_drawn_before_a_group_was_lost_are_kept() -> None:
     scheduler = scheduler_with(blocks=(10, 9))
     scheduler.add(request(0))
-    scheduler.add(request(1))
-    scheduler.add(request(2))
-    step = planned(scheduler)
-    lost = [n for n, segment in enumerate(step.segments) if segment.group == 0]
-    outputs = scheduler.lose_group(0)
-    scheduler.check()
-    assert [(output.sequence, output.finish_reason) for output in outputs] == [(number, "error") for number in lost]
-    assert "group 0" in str(outputs[0].reason)
-    assert scheduler.lose_group(0) == []
+    stepped(scheduler)
+    scheduler.lose_group(0)
+    (segment,) = planned(scheduler).segments
+    assert (segment.group, segment.num_stored, segment.num_queries) == (1, 0, 4)
 
 
 def test_a_lane_plans_nothing_behind_a_step_that_names_a_lost_group() -> None:
@@ -419,18 +421,19 @@ def test_a_lane_plans_nothing_behind_a_step_that_names_a_lost_group() -> None:
     scheduler.lose_group(0)
     assert scheduler.schedule(0) is None
     scheduler.abort(step.step)
-    assert [segment.group for segment in planned(scheduler).segments] == [1]
+    assert [segment.group for segment in planned(scheduler).segments] == [1, 1]
 
 
-def test_waiting_requests_that_only_the_lost_group_could_hold_end_too() -> None:
-    scheduler = scheduler_with(blocks=(10, 3), max_sequences=1)
-    scheduler.add(request(0, length=4, max_tokens=1))
+def test_requests_that_only_the_lost_group_could_hold_end() -> None:
+    scheduler = scheduler_with(blocks=(10, 3), max_sequences=2)
+    scheduler.add(request(0, length=4, max_tokens=30))
+    scheduler.add(request(1, length=4, max_tokens=1))
     planned(scheduler)
-    scheduler.add(request(1, length=20))
-    scheduler.add(request(2))
+    scheduler.add(request(2, length=20))
+    scheduler.add(request(3))
     outputs = scheduler.lose_group(0)
-    assert [output.sequence for output in outputs] == [0, 1]
-    assert scheduler.num_waiting == 1
+    assert [(output.sequence, output.finish_reason) for output in outputs] == [(0, "error"), (2, "error")]
+    assert "group 0" in str(outputs[0].reason)
 
 
 def test_a_group_number_is_never_used_again() -> None:
@@ -467,7 +470,7 @@ def test_nobody_overtakes_a_request_that_waits_for_blocks() -> None:
         if 50 in drawn:
             break
     assert 50 in drawn
-    assert not any(number >= 100 for number in drawn)
+    assert not any(number >= 100 for number in drawn[: drawn.index(50)])
 
 
 def test_no_more_sequences_run_than_allowed() -> None:
@@ -533,12 +536,16 @@ def test_a_cancelled_sequence_without_a_lane_is_gone() -> None:
     assert free_blocks(scheduler) == 100
 
 
-@pytest.mark.parametrize(("length", "max_tokens", "blocks"), [(4, 1, 1), (4, 2, 2), (5, 4, 2), (5, 5, 3), (1, 1, 1)])
-def test_a_sequence_takes_blocks_for_all_but_its_last_token(length: int, max_tokens: int, blocks: int) -> None:
+def test_a_sequence_takes_blocks_as_it_grows_and_none_for_its_last_token() -> None:
     scheduler = scheduler_with()
-    scheduler.add(request(0, length=length, max_tokens=max_tokens))
-    planned(scheduler)
-    assert free_blocks(scheduler) == 100 - blocks
+    scheduler.add(request(0, length=3, max_tokens=6))
+    free = []
+    while not scheduler.is_idle:
+        step = planned(scheduler)
+        free.append(free_blocks(scheduler))
+        committed(scheduler, step)
+    assert free == [99, 99, 98, 98, 98, 98]
+    assert free_blocks(scheduler) == 100
 
 
 def test_without_attention_workers_requests_are_refused() -> None:
@@ -579,5 +586,5 @@ def test_check_sees_a_block_that_is_gone() -> None:
     scheduler.add(request(0))
     planned(scheduler)
     scheduler.pools[0].allocate(1)
-    with pytest.raises(Inconsistent, match="group 0: 2 held, 3 used"):
+    with pytest.raises(Inconsistent, match="block 1 of group 0: 0 holders, 1 counted"):
         scheduler.check()

@@ -4,34 +4,45 @@ from collections.abc import Mapping
 
 from pannier.scheduler.blocks import BlockPool, blocks_for
 from pannier.scheduler.config import SchedulerConfig
-from pannier.scheduler.sequence import Rejected, Request, Sequence
+from pannier.scheduler.sequence import Rejected, Request
 
 
 def refuse_impossible(request: Request, config: SchedulerConfig) -> None:
-    """Raise `Rejected` for an empty or too long prompt, or when no output is asked for."""
+    """Raise `Rejected` for an empty or too long prompt, no output, or more samples than may run."""
     if request.max_tokens < 1:
         raise Rejected("invalid", "max_tokens", f"max_tokens is {request.max_tokens}; it must be at least 1")
     length, longest = len(request.prompt), config.max_model_len - 1
     if not 1 <= length <= longest:
         raise Rejected("invalid", "prompt", f"the prompt has {length} tokens; 1 to {longest} are possible")
+    if not 1 <= len(request.sequences) <= config.max_sequences:
+        reason = f"n is {len(request.sequences)}; 1 to {config.max_sequences} sequences may run at a time"
+        raise Rejected("invalid", "n", reason)
 
 
-def refuse_unfitting(sequence: Sequence, pools: Mapping[int, BlockPool], block_size: int) -> None:
-    """Raise `Rejected`, with what there is, when no group could hold the sequence even if it were empty."""
+def refuse_unfitting(request: Request, max_stored: int, pools: Mapping[int, BlockPool], block_size: int) -> None:
+    """Raise `Rejected`, with what there is, when no group could hold one of its sequences even if it were empty."""
     if not pools:
         raise Rejected("unavailable", None, "no attention workers are ready")
     largest = max(pool.total for pool in pools.values())
-    needed = blocks_for(sequence.max_stored, block_size)
+    needed = max(blocks_for(max_stored, block_size), blocks_to_start(request, len(request.prompt), block_size))
     if needed > largest:
-        param = "prompt" if blocks_for(sequence.num_prompt, block_size) > largest else "max_tokens"
-        raise Rejected("invalid", param, _budget(sequence, needed, pools, block_size))
+        prompt_fits = blocks_to_start(request, len(request.prompt), block_size) <= largest
+        field = "max_tokens" if prompt_fits else "prompt"
+        raise Rejected("invalid", field, _budget(request, max_stored, needed, pools, block_size))
 
 
-def _budget(sequence: Sequence, needed: int, pools: Mapping[int, BlockPool], block_size: int) -> str:
+def blocks_to_start(request: Request, num_tokens: int, block_size: int) -> int:
+    """Blocks for these tokens, and for the tail of a prompt that each further sample must have for itself."""
+    has_tail = len(request.prompt) % block_size > 0
+    return blocks_for(num_tokens, block_size) + (len(request.sequences) - 1) * has_tail
+
+
+def _budget(request: Request, max_stored: int, needed: int, pools: Mapping[int, BlockPool], block_size: int) -> str:
     rows = [f"{group:>5}  {pool.total:>6}  {pool.total * block_size + 1:>7}" for group, pool in pools.items()]
+    num_outputs = max_stored + 1 - len(request.prompt)
     return "\n".join(
         [
-            f"a prompt of {sequence.num_prompt} and {sequence.max_outputs} output tokens need {needed} blocks of "
+            f"a prompt of {len(request.prompt)} and {num_outputs} output tokens need {needed} blocks of "
             f"{block_size} tokens, more than any group of attention workers has:",
             "group  blocks  longest",
             *rows,

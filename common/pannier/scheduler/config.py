@@ -1,6 +1,9 @@
 """The limits that the scheduler plans within."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Policy: TypeAlias = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +20,12 @@ class SchedulerConfig:
     """Requests that may wait for admission; more are refused."""
     block_size: int = 64
     """Tokens in one block."""
+    policy: Policy = "fcfs"
+    """Who goes first, and is preempted last: who came first, or who has the smaller priority number."""
+    prefix_cache: bool = True
+    """Whether full blocks are kept and shared by their content."""
+    namespace: str = ""
+    """Model and dtype: what K and V depend on beside the tokens."""
     plan_ahead: int = 2
     """Steps of one lane that may be planned and not committed: the one that runs and those prepared behind it."""
 
@@ -24,6 +33,8 @@ class SchedulerConfig:
         for name in ("max_batch_tokens", "max_sequences", "max_waiting", "block_size", "plan_ahead"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.policy not in get_args(Policy):
+            raise ValueError(f"policy is {self.policy!r}; it must be one of {', '.join(get_args(Policy))}")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len is {self.max_model_len}; it must be at least 2, a prompt and an output")
         if self.max_batch_tokens < self.max_sequences:

@@ -1,7 +1,7 @@
 """Which rows run next: the only owner of sequences, block tables and queues. No I/O, no clock, no tensors.
 
-A request waits, first come first served, until a group has blocks for all it may become; then it runs on one lane
-and in one group. The gateway asks each lane for steps, commits them in order, and tells what was lost:
+A request waits by rank until a group has blocks for what it is so far; then it runs on one lane and in one group, and
+takes blocks as it grows. The gateway asks each lane for steps, commits them in order, and tells what was lost:
 
 ==============  ==================================================================================================
 `schedule`      plans a lane's next step, up to `plan_ahead` of them before the first has committed
@@ -12,31 +12,31 @@ and in one group. The gateway asks each lane for steps, commits them in order, a
 ==============  ==================================================================================================
 
 What is lost is planned again, and gives the same tokens: token ids are kept here, K and V are written to the same
-places, and a draw depends on seed and position only. A finished sequence keeps its blocks until the last planned step
-that names it has been committed or lost, so no step reads or writes a block that became another's.
+places, and a draw depends on seed, sample and position only. When blocks run out the sequence of the last rank is
+preempted: it waits again, and what it had stored is computed again from its tokens. A sequence that ends or is
+preempted keeps its blocks until the last planned step that names it has been committed or lost, so no step reads or
+writes a block that became another's.
 """
 
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import replace
+from heapq import heappop, heappush
+from math import inf
 
+from pannier.scheduler import books, lanes
 from pannier.scheduler.admission import refuse_impossible, refuse_unfitting
-from pannier.scheduler.blocks import BlockPool, blocks_for, require
+from pannier.scheduler.blocks import BlockPool, require
 from pannier.scheduler.config import SchedulerConfig
+from pannier.scheduler.content import Contents, root
+from pannier.scheduler.lanes import Lane
+from pannier.scheduler.memory import Memory
 from pannier.scheduler.sequence import Output, Rejected, Request, Sequence
-from pannier.scheduler.step import Draft, Planned, Rows, Step, Unplanned
-from pannier.wire.messages import Drawn
-
-
-@dataclass(slots=True)
-class Lane:
-    """The sequences that run on one lane, and its planned steps from the oldest to the newest."""
-
-    number: int
-    sequences: dict[int, Sequence] = field(default_factory=dict)
-    planned: deque[Planned] = field(default_factory=deque)
+from pannier.scheduler.step import Draft, Planned, Rows, Step, Unplanned, state_of
+from pannier.scheduler.waiting import WaitingQueue
+from pannier.wire.messages import Drawn, Scored
 
 
 class Scheduler:
@@ -44,20 +44,26 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._pools: dict[int, BlockPool] = {}
-        self._lost_groups: set[int] = set()
+        self._memory = Memory(config)
         self._lanes: dict[int, Lane] = {}
         self._sequences: dict[int, Sequence] = {}  # all that wait, run, or hold blocks
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self._unborn: dict[int, Sequence] = {}  # further samples -> the sequence that computes their prompt
+        self._waiting = WaitingQueue()
         self._displaced: OrderedDict[int, Sequence] = OrderedDict()  # hold blocks, but their lane was removed
+        self._deadlines: list[tuple[float, int]] = []
+        self._preempted: list[int] = []
+        self._stalled: set[int] = set()  # sit out, since they need a block that isn't there
+        self._num_slots = 0
+        self._num_arrived = 0
         self._next_step = 0
+        self._may_admit = self._may_balance = False  # whether anything has changed since it last was impossible
 
     # --- groups and lanes ------------------------------------------------------------------------------------------
 
     @property
     def pools(self) -> dict[int, BlockPool]:
         """The block pool of each group, to look at."""
-        return dict(self._pools)
+        return dict(self._memory.pools)
 
     @property
     def lanes(self) -> tuple[int, ...]:
@@ -66,13 +72,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for admission."""
+        """Requests that wait for admission, and preempted sequences."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Admitted sequences that aren't finished."""
-        return len(self._displaced) + sum(len(lane.sequences) for lane in self._lanes.values())
+        """Sequences that run, those counted that will share a prompt which is still computed."""
+        return self._num_slots
 
     @property
     def under_way(self) -> dict[int, int]:
@@ -86,86 +92,119 @@ class Scheduler:
 
     def add_group(self, group: int, num_blocks: int) -> None:
         """Blocks of a new group of attention workers. A group's number is never used again."""
-        if group in self._pools or group in self._lost_groups:
-            raise ValueError(f"group {group} exists or existed; a new group needs a new number")
-        self._pools[group] = BlockPool(num_blocks)
+        self._memory.add_group(group, num_blocks)
+        self._may_admit = True
 
     def lose_group(self, group: int) -> list[Output]:
-        """End the sequences whose K and V were lost, and those that only this group could have held.
+        """K and V of a group are lost: its sequences are computed again elsewhere, or end if no group can hold them.
 
         Lanes with planned steps that name the group get no new ones until these are aborted, dropped or committed.
         """
-        if group not in self._pools:
+        if group not in self._memory.pools:
             return []
-        del self._pools[group]
-        self._lost_groups.add(group)
-        outputs = [
-            self._end_with_error(sequence, f"the attention workers of group {group}, which held its cache, were lost")
-            for sequence in self._unfinished()
-            if sequence.group == group
-        ]
-        return outputs + [
-            self._end_with_error(sequence, f"group {group} was lost, and no other has enough blocks for it")
-            for sequence in list(self._waiting.values())
-            if not self._could_hold(sequence)
+        self._memory.lose_group(group)
+        for sequence in self._running():
+            if sequence.group == group:
+                self._preempt(sequence)
+        reason = f"group {group} of attention workers was lost, and no other has enough blocks for it"
+        return [
+            output
+            for sequence in list(self._sequences.values())
+            if not sequence.is_finished
+            and (sequence.is_preempted or sequence.number in self._waiting)
+            and not self._memory.could_hold(sequence)
+            for output in self._end_with_error(sequence, reason)
         ]
 
     def add_lane(self, lane: int) -> None:
-        """A lane that `schedule` may be asked for; new sequences go to the emptiest lane."""
+        """A lane that `schedule` may be asked for; new sequences go to the lightest lane."""
         if lane in self._lanes:
             raise ValueError(f"lane {lane} exists; lanes are {sorted(self._lanes)}")
         self._lanes[lane] = Lane(lane)
+        self._may_admit = self._may_balance = True
 
     def remove_lane(self, lane: int) -> None:
         """Drop the lane's steps (fence them first) and move its sequences, with their caches, to other lanes."""
         self.drop(lane)
         removed = self._lanes.pop(lane)
         for sequence in removed.sequences.values():
-            sequence.lane = None
+            sequence.lane = sequence.next_lane = None
             self._displaced[sequence.number] = sequence
+        for sequence in self._running():
+            if sequence.next_lane == lane:
+                sequence.next_lane = None
+        self._may_admit = True
 
     # --- requests --------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         """Queue a request; raises `Rejected` when the queue is full or the request could never run."""
-        if request.sequence in self._sequences:
-            raise ValueError(f"sequence {request.sequence} exists; numbers are used once")
+        for number in request.sequences:
+            if number in self._sequences or number in self._unborn:
+                raise ValueError(f"sequence {number} exists; numbers are used once")
         refuse_impossible(request, self.config)
-        max_outputs = min(request.max_tokens, self.config.max_model_len - len(request.prompt))
-        sequence = Sequence(request, max_outputs, array("i", request.prompt))
-        refuse_unfitting(sequence, self._pools, self.config.block_size)
+        max_length = min(len(request.prompt) + request.max_tokens, self.config.max_model_len)
+        refuse_unfitting(request, max_length - 1, self._memory.pools, self.config.block_size)
         if len(self._waiting) >= self.config.max_waiting:
             raise Rejected("overloaded", None, f"{len(self._waiting)} requests are waiting already; try again later")
-        self._sequences[sequence.number] = sequence
-        self._waiting[sequence.number] = sequence
+        self._num_arrived += 1
+        first, *others = request.sequences
+        sequence = self._sequence(request, first, 0, self._num_arrived, max_length)
+        sequence.width = len(request.sequences)
+        self._unborn |= dict.fromkeys(others, sequence)
+        self._wait(sequence)
+        if request.deadline < inf:
+            heappush(self._deadlines, (request.deadline, first))
 
     def cancel(self, sequence: int) -> None:
         """Forget a sequence, at any moment; unknown and finished ones are fine."""
-        self._finish(sequence, "abort", keep=None)
+        self._finish(sequence, "abort")
 
-    def finish(self, sequence: int, keep: int) -> None:
-        """End a sequence behind its first `keep` output tokens (a stop string); unknown and finished ones are fine."""
-        self._finish(sequence, "stop", keep)
+    def finish(self, sequence: int) -> None:
+        """End a sequence as if its last token were an end token (a stop string); unknown and finished ones are fine."""
+        self._finish(sequence, "stop")
 
-    def _finish(self, number: int, reason: str, keep: int | None) -> None:
+    def expire(self, now: float) -> list[Output]:
+        """End the requests whose deadline is over."""
+        outputs = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, first = heappop(self._deadlines)
+            due = [each for each in self._sequences.values() if each.request.sequences[0] == first]
+            for sequence in due:
+                if not sequence.is_finished:
+                    outputs += self._end_with_error(sequence, "its deadline is over")
+        return outputs
+
+    def take_preemptions(self) -> list[int]:
+        """The sequences that were preempted since the last call."""
+        taken, self._preempted = self._preempted, []
+        return taken
+
+    def _sequence(self, request: Request, number: int, index: int, arrival: int, max_length: int) -> Sequence:
+        rank = (request.priority if self.config.policy == "priority" else 0, arrival, index)
+        tokens, contents = array("i", request.prompt), Contents(root(self.config.namespace, request.salt))
+        sequence = Sequence(request, number, index, arrival, rank, max_length, tokens, contents)
+        self._sequences[number] = sequence
+        return sequence
+
+    def _finish(self, number: int, reason: str) -> None:
+        self._unborn.pop(number, None)
         sequence = self._sequences.get(number)
-        if sequence is None or sequence.is_finished:
-            return
-        if keep is not None:
-            sequence.keep(keep)
-        sequence.finish_reason = reason
-        self._retire(sequence)
+        if sequence is not None and not sequence.is_finished:
+            sequence.finish_reason = reason
+            self._retire(sequence)
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def schedule(self, lane: int) -> Step | None:
         """Plan the lane's next step; None when it has nothing to do or enough planned.
 
-        Requests are admitted here, to whichever lane is the emptiest: after an `add` or a `commit` every lane may
+        Requests are admitted here, to whichever lane is the lightest: after an `add` or a `commit` every lane may
         have something to do.
         """
-        self._admit()
         track = self._lane(lane)
+        self._admit()
+        self._balance()
         if len(track.planned) >= self.config.plan_ahead or self._is_doomed(track):
             return None
         rows = self._pick(track)
@@ -176,27 +215,42 @@ class Scheduler:
         for each in rows:
             draft.add(each)
         step = draft.finish()
-        track.planned.append(Planned(step, rows, frozenset(segment.group for segment in step.segments)))
+        track.planned.append(Planned(step, rows, frozenset(draft.groups)))
         return step
 
-    def commit(self, step: int, drawn: List[Drawn]) -> list[Output]:
-        """The lane's oldest planned step is done, and this is what its samples drew, in their order.
+    def step_with_states(self, step: int) -> Step:
+        """The step again, with the states that its draws need. Raises `Unplanned` unless its lane owes it next."""
+        planned = self._oldest(step)
+        of_number = {
+            number: rows.sequence
+            for rows in planned.rows
+            for number in (rows.sequence.number, *rows.sequence.request.sequences[: rows.num_draws])
+        }
+        wanted = [sample.sequence for sample in planned.step.samples if sample.state_version]
+        return replace(planned.step, states=tuple(state_of(of_number[number], number) for number in wanted))
+
+    def commit(self, step: int, drawn: List[Drawn], scored: List[Scored] = ()) -> list[Output]:
+        """The lane's oldest planned step is done: what its samples drew, and its scores, in their order.
 
         Raises `Unplanned`, and nothing has changed, when that is not so.
         """
-        track = self._track_of(step)
-        if track is None or track.planned[0].step.step != step:
-            raise Unplanned(f"step {step} can't commit: it is not the oldest planned step of a lane")
-        _compare(track.planned[0].step, drawn)
-        answers = iter(drawn)
-        outputs = []
-        for sequence, count, draws in track.planned.popleft().rows:
-            sequence.commit(count, draws)
-            answer = next(answers) if draws else None
-            if sequence.is_finished:
-                self._release(sequence)
-            elif answer is not None:
-                outputs.append(self._advance(sequence, answer))
+        planned = self._oldest(step)
+        _compare(planned.step, drawn, scored)
+        track = self._lanes[planned.step.lane]
+        track.planned.popleft()
+        outputs = [self._score(each) for each in scored if each.sequence in self._sequences]
+        place = 0
+        for rows in planned.rows:
+            sequence, num_tokens, num_draws = rows
+            sequence.num_steps -= 1
+            self._memory.store(sequence, num_tokens)
+            if num_draws and sequence.finish_reason is None:
+                self._advance(rows, drawn[place : place + num_draws], outputs)
+                if sequence.finish_reason is not None:
+                    self._retire(sequence)
+            if sequence.num_steps == 0 and sequence.number in self._sequences:
+                self._settle(sequence)
+            place += num_draws
         return outputs
 
     def lane_of(self, step: int) -> int | None:
@@ -206,7 +260,11 @@ class Scheduler:
 
     def drop(self, lane: int) -> list[int]:
         """All planned steps of the lane are lost; returns their numbers. Only after their fence was acknowledged."""
-        return self._lose_steps(self._lane(lane), 0)
+        track = self._lane(lane)
+        lost = self._lose_steps(track, 0)
+        for sequence in track.sequences.values():
+            sequence.told_at = None  # the worker's states end with its session
+        return lost
 
     def abort(self, step: int) -> list[int]:
         """The step and its lane's later ones are lost; returns their numbers, none when it isn't planned any more.
@@ -225,98 +283,223 @@ class Scheduler:
             return []
         failed = next(planned for planned in track.planned if planned.step.step == step)
         self.abort(step)
-        return [self._end_with_error(rows.sequence, reason) for rows in failed.rows if not rows.sequence.is_finished]
+        sequences = [rows.sequence for rows in failed.rows if not rows.sequence.is_finished]
+        return [output for sequence in sequences for output in self._end_with_error(sequence, reason)]
 
-    # --- admission and choice --------------------------------------------------------------------------------------
+    # --- admission -------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Give lanes to displaced sequences, then lanes and blocks to waiting ones, strictly in their order."""
-        while self._lanes and self._displaced:
+        if not self._may_admit or not self._lanes:
+            return
+        while self._displaced:
             self._start(self._displaced.popitem(last=False)[1])
-        while self._lanes and self._waiting and self.num_running < self.config.max_sequences:
-            sequence = next(iter(self._waiting.values()))
-            num_blocks = blocks_for(sequence.max_stored, self.config.block_size)
-            group = max(self._pools, key=lambda group: self._pools[group].free)
-            if self._pools[group].free < num_blocks:
-                return  # nobody overtakes: the blocks it waits for would never come together
-            del self._waiting[sequence.number]
-            sequence.group = group
-            sequence.blocks = self._pools[group].allocate(num_blocks)
+        if self._stalled:
+            return  # the next blocks are for those that run
+        while (sequence := self._waiting.head()) is not None and self._has_slots(sequence):
+            if not self._memory.place(sequence):
+                break  # nobody overtakes: the blocks it waits for would never come together
+            self._waiting.leave(sequence)
+            self._num_slots += sequence.width
             self._start(sequence)
+        self._may_admit = False
+
+    def _has_slots(self, sequence: Sequence) -> bool:
+        return self._num_slots + sequence.width <= self.config.max_sequences
+
+    # --- lanes -----------------------------------------------------------------------------------------------------
 
     def _start(self, sequence: Sequence) -> None:
-        emptiest = min(self._lanes.values(), key=lambda lane: (len(lane.sequences), lane.number))
-        emptiest.sequences[sequence.number] = sequence
-        sequence.lane = emptiest.number
+        lane = lanes.lightest(self._lanes.values())
+        lane.sequences[sequence.number] = sequence
+        sequence.lane = lane.number
+        lane.load += lanes.weight(sequence)
+        self._may_balance = True
 
-    def _pick(self, lane: Lane) -> list[Rows]:
-        """Every decode row, then prompts within the token budget; rows that the attention workers answer go first."""
-        decodes: list[Rows] = []
-        prompts: list[Sequence] = []
-        for sequence in lane.sequences.values():
-            if not sequence.is_ready:
-                continue
-            if sequence.is_decoding:
-                decodes.append(Rows(sequence, 1, draws=True))
-            else:
-                prompts.append(sequence)
-        chunks = list(_chunks(prompts, self.config.max_batch_tokens - len(decodes)))
-        chunks.sort(key=lambda rows: rows.sequence.num_planned == 0)
-        return decodes + chunks
+    def _stop(self, sequence: Sequence) -> None:
+        """Take a sequence that runs off its lane."""
+        if sequence.lane is not None:
+            del self._lanes[sequence.lane].sequences[sequence.number]
+        elif self._displaced.pop(sequence.number, None) is None:
+            return  # it doesn't run
+        sequence.lane = sequence.next_lane = None
+        self._stalled.discard(sequence.number)
+        self._num_slots -= sequence.width
+        self._may_admit = self._may_balance = True
 
-    def _could_hold(self, sequence: Sequence) -> bool:
-        num_blocks = blocks_for(sequence.max_stored, self.config.block_size)
-        return any(num_blocks <= pool.total for pool in self._pools.values())
+    def _balance(self) -> None:
+        """Let one sequence change from the heaviest lane to the lightest, where that evens them."""
+        if not self._may_balance:
+            return
+        self._may_balance = False
+        lanes.count_loads(self._lanes.values())
+        change = lanes.unbalanced(self._lanes.values())
+        if change is not None:
+            sequence, lane = change
+            sequence.next_lane = lane.number
+            self._may_balance = True  # there may be more to even
+            if sequence.num_steps == 0:
+                self._settle(sequence)
 
     def _is_doomed(self, lane: Lane) -> bool:
         """Whether planned steps of the lane name a lost group, so that what is planned behind them would be lost."""
-        return any(not planned.groups.isdisjoint(self._lost_groups) for planned in lane.planned)
+        return any(not planned.groups.isdisjoint(self._memory.lost_groups) for planned in lane.planned)
 
-    # --- advance, end, release -------------------------------------------------------------------------------------
+    # --- choice of rows --------------------------------------------------------------------------------------------
 
-    def _advance(self, sequence: Sequence, drawn: Drawn) -> Output:
-        sequence.append(drawn.token)
-        if sequence.is_finished:
-            self._retire(sequence)
-        return Output(sequence.number, drawn, sequence.finish_reason)
+    def _pick(self, lane: Lane) -> list[Rows]:
+        """Every decode row, then prompts within the token budget; rows that the attention workers answer go first."""
+        decodes: list[Sequence] = []
+        growing: list[Sequence] = []
+        prompts: list[Sequence] = []
+        block_size = self.config.block_size
+        newest = lane.planned[-1].step.step if lane.planned else -1
+        for sequence in lane.sequences.values():
+            if not sequence.is_ready_behind(newest):
+                continue
+            stored = sequence.num_planned
+            if sequence.length - stored > 1 or stored < sequence.num_prompt:
+                prompts.append(sequence)
+            else:
+                decodes.append(sequence)
+                if stored == len(sequence.blocks) * block_size:
+                    growing.append(sequence)
+        if growing:
+            growing.sort(key=_rank)
+            grown = {each.number for each in growing if each.lane == lane.number and self._grow(each)}
+            sat_out = {each.number for each in growing} - grown
+            decodes = [each for each in decodes if each.lane == lane.number and each.number not in sat_out]
+        rows = [Rows(sequence, 1, 1) for sequence in decodes]
+        waiting = sorted((each for each in prompts if each.lane == lane.number), key=_rank)
+        chunks = list(_chunks(waiting, self.config.max_batch_tokens - len(rows)))
+        chunks.sort(key=lambda chunk: chunk.sequence.num_planned == 0)
+        return rows + chunks
 
-    def _end_with_error(self, sequence: Sequence, reason: str) -> Output:
+    # --- blocks ----------------------------------------------------------------------------------------------------
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """One more block for a sequence whose blocks are full; False when it has to sit out.
+
+        It does so while steps are under way that name it or whoever gives back blocks: what they end may be enough.
+        """
+        while not self._memory.grow(sequence):
+            group = sequence.group
+            if sequence.num_steps or any(each.is_leaving and each.group == group for each in self._sequences.values()):
+                self._stalled.add(sequence.number)
+                return False
+            last = max((each for each in self._running() if each.group == group), key=_rank)
+            self._preempt(last)
+            if last is sequence:
+                return False
+        self._stalled.discard(sequence.number)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Let it wait again, once the planned steps that name it are over."""
+        self._stop(sequence)
+        sequence.is_preempted = True
+        self._preempted.append(sequence.number)
+        if sequence.num_steps == 0:
+            self._settle(sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """No planned step names it any more: what waited for that can happen."""
+        if sequence.is_leaving:
+            self._memory.release(sequence)
+            self._may_admit = True
+            if sequence.is_finished:
+                del self._sequences[sequence.number]
+            else:
+                sequence.forget()
+                self._wait(sequence)
+        elif sequence.next_lane is not None:
+            assert sequence.lane is not None
+            del self._lanes[sequence.lane].sequences[sequence.number]
+            self._lanes[sequence.next_lane].sequences[sequence.number] = sequence
+            sequence.lane, sequence.next_lane, sequence.told_at = sequence.next_lane, None, None
+
+    def _wait(self, sequence: Sequence) -> None:
+        self._waiting.push(sequence)
+        self._may_admit = True
+
+    # --- advance and end -------------------------------------------------------------------------------------------
+
+    def _advance(self, rows: Rows, drawn: List[Drawn], outputs: list[Output]) -> None:
+        """Take what a sequence has drawn."""
+        sequence = rows.sequence
+        del sequence.promised[0]
+        sequence.append(drawn[0].token)
+        outputs.append(Output(sequence.number, drawn[0], sequence.finish_reason, None, (), sequence.num_cached))
+        if rows.num_draws > 1:
+            self._fork(sequence, drawn[1:], outputs)
+
+    def _fork(self, parent: Sequence, drawn: List[Drawn], outputs: list[Output]) -> None:
+        """The prompt is computed: from here on its samples are sequences of their own."""
+        is_running = not parent.is_preempted
+        told_lane, parent_width, parent.width = parent.lane, parent.width, 1
+        if is_running:
+            self._num_slots -= parent_width - 1
+        for index, each in enumerate(drawn, start=1):
+            if self._unborn.pop(each.sequence, None) is None:
+                continue  # cancelled
+            child = self._sequence(parent.request, each.sequence, index, parent.arrival, parent.max_length)
+            child.num_cached, child.num_scored = parent.num_cached, parent.num_prompt - 1
+            child.append(each.token)
+            child.length += 1
+            outputs.append(Output(child.number, each, child.finish_reason, None, (), child.num_cached))
+            if child.is_finished:
+                del self._sequences[child.number]
+            elif is_running:
+                self._memory.share(parent, child)
+                self._num_slots += 1
+                self._start(child)
+                child.told_at = parent.told_at if child.lane == told_lane else None
+            else:
+                self._wait(child)
+        if is_running:
+            self._memory.release_spare(parent)  # of samples that were cancelled
+
+    def _score(self, scored: Scored) -> Output:
+        sequence = self._sequences[scored.sequence]
+        sequence.num_scored = scored.position + len(scored.tokens) - 1
+        return Output(scored.sequence, None, None, None, scored.tokens)
+
+    def _end_with_error(self, sequence: Sequence, reason: str) -> list[Output]:
+        """End a sequence, and with it the samples that wait for its prompt."""
+        unborn = [number for number in sequence.request.sequences if self._unborn.get(number) is sequence]
         sequence.finish_reason = "error"
         self._retire(sequence)
-        return Output(sequence.number, None, "error", reason)
+        return [Output(number, None, "error", reason) for number in (sequence.number, *unborn)]
 
     def _retire(self, sequence: Sequence) -> None:
         """Take a finished sequence out of queue or lane; it is gone when no planned step names it."""
-        self._waiting.pop(sequence.number, None)
-        self._displaced.pop(sequence.number, None)
-        if sequence.lane is not None:
-            del self._lanes[sequence.lane].sequences[sequence.number]
-            sequence.lane = None
-        self._release(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        """Return the blocks of a finished sequence, once the last planned step that names it is over."""
-        if not sequence.is_finished or sequence.num_steps > 0:
-            return
-        del self._sequences[sequence.number]
-        if sequence.group in self._pools:
-            self._pools[sequence.group].release(sequence.blocks)
+        self._waiting.leave(sequence)
+        self._stop(sequence)
+        if sequence.width > 1:
+            for number in sequence.request.sequences[1:]:
+                self._unborn.pop(number, None)
+        if sequence.num_steps == 0:
+            self._settle(sequence)
 
     def _lose_steps(self, lane: Lane, first: int) -> list[int]:
         """Undo the lane's planned steps from index `first` on, the newest first."""
         lost = []
         while len(lane.planned) > first:
             planned = lane.planned.pop()
-            for sequence, count, draws in planned.rows:
-                sequence.undo(count, draws)
-                self._release(sequence)
-            lost.append(planned.step.step)
+            number = planned.step.step
+            for sequence, num_tokens, num_draws in planned.rows:
+                sequence.undo(number, num_tokens, num_draws > 0)
+                if sequence.num_steps == 0:
+                    self._settle(sequence)
+            lost.append(number)
         return lost[::-1]
 
     # --- finding things --------------------------------------------------------------------------------------------
 
-    def _unfinished(self) -> list[Sequence]:
-        return [sequence for sequence in self._sequences.values() if not sequence.is_finished]
+    def _running(self) -> list[Sequence]:
+        """All that run."""
+        on_lanes = [each for lane in self._lanes.values() for each in lane.sequences.values()]
+        return on_lanes + list(self._displaced.values())
 
     def _lane(self, lane: int) -> Lane:
         if lane not in self._lanes:
@@ -329,62 +512,44 @@ class Scheduler:
                 return lane
         return None
 
-    # --- invariants ------------------------------------------------------------------------------------------------
+    def _oldest(self, step: int) -> Planned:
+        """The planned step, which must be its lane's oldest. Raises `Unplanned`."""
+        for lane in self._lanes.values():
+            if lane.planned and lane.planned[0].step.step == step:
+                return lane.planned[0]
+        raise Unplanned(f"step {step} is not the oldest planned step of a lane")
 
     def check(self) -> None:
         """Raise `Inconsistent` unless the books balance; they do between any two calls."""
-        for group, pool in self._pools.items():
-            pool.check()
-            held = [block for s in self._sequences.values() if s.group == group for block in s.blocks]
-            require(len(held) == len(set(held)) == pool.used, f"group {group}: {len(held)} held, {pool.used} used")
-        require(self.num_running <= self.config.max_sequences, f"{self.num_running} sequences run")
-        for lane in self._lanes.values():
-            require(len(lane.planned) <= self.config.plan_ahead, f"lane {lane.number} has {len(lane.planned)} steps")
-        for sequence in self._sequences.values():
-            self._check_place(sequence)
-            self._check_progress(sequence)
+        books.check(self.config, self._memory.pools, self._lanes, self._sequences, self._waiting, self._displaced)
+        require(self._num_slots == sum(each.width for each in self._running()), "slots differ")
+        require(all(each in self._sequences.values() for each in self._unborn.values()), "an orphan is unborn")
 
-    def _check_place(self, sequence: Sequence) -> None:
-        """A sequence is in exactly one place, and a finished one stays only for the steps that name it."""
-        places = [self._waiting, self._displaced, *(lane.sequences for lane in self._lanes.values())]
-        found = sum(sequence.number in place for place in places)
-        require(found == (0 if sequence.is_finished else 1), f"sequence {sequence.number} is in {found} places")
-        require(not sequence.is_finished or sequence.num_steps > 0, f"sequence {sequence.number} is never released")
 
-    def _check_progress(self, sequence: Sequence) -> None:
-        """What a sequence counts as planned is what the planned steps say."""
-        rows = [
-            (planned.step.step, each)
-            for lane in self._lanes.values()
-            for planned in lane.planned
-            for each in planned.rows
-            if each.sequence is sequence
-        ]
-        name = f"sequence {sequence.number}"
-        require(sequence.num_steps == len(rows), f"{name}: {sequence.num_steps} steps counted, {len(rows)} planned")
-        planned = sequence.num_stored + sum(each.num_tokens for _, each in rows)
-        require(sequence.num_planned == planned, f"{name}: {sequence.num_planned} tokens planned, {planned} in steps")
-        drawing = [step for step, each in rows if each.draws]
-        require([p.step for p in sequence.promised] == drawing, f"{name}: {sequence.promised} from steps {drawing}")
-        if not sequence.is_finished:
-            require(sequence.num_unplanned >= 1, f"{name}: {sequence.num_planned} tokens planned, more than it has")
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.rank
 
 
 def _chunks(prompts: Iterable[Sequence], budget: int) -> Iterator[Rows]:
-    """As much of each prompt as the budget leaves, in the order of admission."""
+    """As much of each prompt as the budget leaves, in the order of rank."""
     for sequence in prompts:
         if budget == 0:
             return
-        count = min(budget, sequence.num_unplanned)
-        yield Rows(sequence, count, draws=count == sequence.num_unplanned)
+        left = sequence.length - sequence.num_planned
+        count = min(budget, left)
+        yield Rows(sequence, count, sequence.width if count == left else 0)
         budget -= count
 
 
-def _compare(step: Step, drawn: List[Drawn]) -> None:
-    """Raise `Unplanned` unless these are the draws of the step's samples, in order, and could be tokens."""
+def _compare(step: Step, drawn: List[Drawn], scored: List[Scored]) -> None:
+    """Raise `Unplanned` unless these are the draws and scores of the step, in order, and the draws could be tokens."""
     expected, got = [sample.sequence for sample in step.samples], [each.sequence for each in drawn]
     if expected != got:
         raise Unplanned(f"step {step.step} drew for the sequences {got}; its samples are of {expected}")
     strange = next((each.token for each in drawn if not 0 <= each.token < 1 << 31), None)
     if strange is not None:
         raise Unplanned(f"step {step.step} drew {strange}, which is no token")
+    wanted = [(score.sequence, score.position, score.num_rows) for score in step.scores]
+    given = [(score.sequence, score.position, len(score.tokens)) for score in scored]
+    if wanted != given:
+        raise Unplanned(f"step {step.step} scored {given}; it was asked for {wanted}")

@@ -6,6 +6,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from pannier.scheduler.blocks import Ints
+from pannier.scheduler.content import Contents
 from pannier.wire.messages import Drawn, Filters, SamplerRules, TokenLogprob
 
 
@@ -26,6 +27,9 @@ class Constraint(Protocol):
         """The mask behind these output tokens: token t is bit t % 8 of byte t // 8, whole 32-bit words."""
 
 
+GREEDY = Filters()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What the gateway asks for, already checked and resolved."""
@@ -34,7 +38,7 @@ class Request:
     """One number for each sample of the prompt, each used once."""
     prompt: Ints
     max_tokens: int
-    filters: Filters = Filters()
+    filters: Filters = GREEDY
     rules: SamplerRules | None = None
     """None: its draws need nothing of the past."""
     seed: int = 0
@@ -77,39 +81,63 @@ class Promise(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """Tokens, blocks and progress of one request.
+    """Tokens, blocks and progress of one sample of a request.
 
     Its tokens, from the certain to the promised:
 
-    ================================  ======================================================
-    num_stored                        K and V written by committed steps
-    num_planned                       the same once the planned steps have committed
-    len(tokens)                       prompt and committed outputs
-    len(tokens) + len(promised)       with the outputs that planned steps will draw
-    ================================  ======================================================
+    ===========  ==================================================================
+    num_stored   K and V written by committed steps
+    num_planned  the same once the planned steps have committed
+    len(tokens)  prompt and committed outputs
+    length       with the outputs that planned steps will draw (`promised`)
+    ===========  ==================================================================
+
+    It waits (without lane and group), runs (with a group, and a lane unless its lane was removed), or leaves: finished
+    or preempted while planned steps still name its blocks.
     """
 
     request: Request
-    max_outputs: int
+    number: int
+    index: int
+    """Which of its request's samples it is."""
+    arrival: int
+    rank: tuple[int, int, int]
+    """Smaller goes first."""
+    max_length: int
     tokens: Ints
+    contents: Contents
+    length: int = field(init=False)
+    num_prompt: int = field(init=False)
     promised: list[Promise] = field(default_factory=list)
     num_stored: int = 0
     num_planned: int = 0
     num_steps: int = 0
     """Planned, uncommitted steps that name it: until there are none its blocks may be written."""
     lane: int | None = None
+    next_lane: int | None = None
+    """Where it goes as soon as no planned step names it; until then it is not planned."""
     group: int | None = None
     blocks: Ints = field(default_factory=lambda: array("i"))
+    spare: Ints = field(default_factory=lambda: array("i"))
+    """One block for each further sample, for what its own tail of the prompt will be."""
+    copied: int | None = None
+    """The block, held too, of which its last one must become a copy before it is written."""
+    width: int = 1
+    """Sequences that it counts for: before the fork all of its request."""
+    num_scored: int = 0
+    """The prompt's positions up to this one are scored; 0 is the first, which follows nothing."""
+    num_cached: int = 0
+    """Tokens of the prompt that were there when it first ran."""
+    told_at: int | None = None
+    """The step by which the compute worker of its lane got its sampler state."""
+    is_preempted: bool = False
     finish_reason: str | None = None
-    num_prompt: int = field(init=False)
+    is_step_by_step: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt)
-
-    @property
-    def number(self) -> int:
-        """The number by which the gateway and the wire know it."""
-        return self.request.sequence
+        self.length = len(self.tokens)
+        self.is_step_by_step = self.request.step_by_step or self.request.constraint is not None
 
     @property
     def num_outputs(self) -> int:
@@ -119,12 +147,7 @@ class Sequence:
     @property
     def max_stored(self) -> int:
         """Most tokens it will ever store: the last output needs no K and V."""
-        return self.num_prompt + self.max_outputs - 1
-
-    @property
-    def num_unplanned(self) -> int:
-        """Tokens, known or promised, that no step computes yet."""
-        return len(self.tokens) + len(self.promised) - self.num_planned
+        return self.max_length - 1
 
     @property
     def is_finished(self) -> bool:
@@ -132,48 +155,55 @@ class Sequence:
         return self.finish_reason is not None
 
     @property
-    def is_decoding(self) -> bool:
-        """Whether its next row is one new token rather than (the rest of) what is known already."""
-        return self.num_planned >= self.num_prompt and self.num_unplanned == 1
+    def wants_scores(self) -> bool:
+        """Whether tokens of its prompt are still to be scored."""
+        return self.request.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a step may be planned for it now."""
-        if self.promised and self.request.step_by_step:
-            return False
-        return self.num_outputs + len(self.promised) < self.max_outputs
+    def is_leaving(self) -> bool:
+        """Whether it gives its blocks back when no planned step names it any more."""
+        return self.is_preempted or self.finish_reason is not None
 
-    def plan(self, count: int, promise: Promise | None) -> None:
-        """A step was planned that computes its next `count` tokens and, with a promise, draws one."""
+    def is_ready_behind(self, step: int) -> bool:
+        """Whether a step may be planned for it now, behind its lane's newest planned step.
+
+        A token that isn't known yet can only be had from that very step.
+        """
+        if self.length == self.max_length or self.next_lane is not None:
+            return False  # its last token is promised, or it is about to change lanes
+        return not self.promised or (self.promised[-1].step == step and not self.is_step_by_step)
+
+    def plan(self, count: int) -> None:
+        """A step was planned that computes its next `count` tokens."""
         self.num_planned += count
         self.num_steps += 1
-        if promise is not None:
-            self.promised.append(promise)
 
-    def commit(self, count: int, draws: bool) -> None:
-        """The oldest planned step is done."""
-        self.num_stored += count
-        self.num_steps -= 1
-        if draws:
-            del self.promised[0]
+    def promise(self, step: int, sample: int) -> None:
+        """A planned step will draw its next token."""
+        self.promised.append(Promise(step, sample))
+        self.length += 1
 
-    def undo(self, count: int, draws: bool) -> None:
+    def undo(self, step: int, count: int, draws: bool) -> None:
         """The newest planned step is lost: as if it had never been planned."""
         self.num_planned -= count
         self.num_steps -= 1
+        if self.told_at == step:
+            self.told_at = None
         if draws:
             self.promised.pop()
+            self.length -= 1
 
     def append(self, token: int) -> None:
         """Take the next output token and see whether it is the last."""
         self.tokens.append(token)
-        if token in self.request.eos_tokens:
+        if token in self.request.stop_tokens:
             self.finish_reason = "stop"
-        elif self.num_outputs == self.max_outputs:
+        elif len(self.tokens) == self.max_length:
             self.finish_reason = "length"
 
-    def keep(self, num_outputs: int) -> None:
-        """Forget all but the first `num_outputs` output tokens."""
-        if not 0 <= num_outputs <= self.num_outputs:
-            raise ValueError(f"keep is {num_outputs}; sequence {self.number} has {self.num_outputs} output tokens")
-        del self.tokens[self.num_prompt + num_outputs :]
+    def forget(self) -> None:
+        """Everything that was stored is gone, and no planned step names it: back to its tokens alone."""
+        self.num_stored = self.num_planned = 0
+        self.blocks, self.spare = array("i"), array("i")
+        self.group = self.lane = self.next_lane = self.copied = self.told_at = None
+        self.is_preempted = False

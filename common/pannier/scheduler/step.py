@@ -1,13 +1,14 @@
 """One forward pass over one lane's rows, as the scheduler hands it out."""
 
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pannier.scheduler.blocks import Ints, blocks_for
-from pannier.scheduler.sequence import Promise, Sequence
-from pannier.wire.messages import BlockCopy, Previous, Sample, Segment, SegmentKind
+from pannier.scheduler.sequence import Sequence
+from pannier.wire.messages import BlockCopy, Previous, Sample, SamplerState, Score, Segment, SegmentKind
 
 UNRESOLVED = -1
 """Stands for the token of a row in `previous`: no legal id, so a row that was never resolved can't pass for one."""
@@ -30,15 +31,25 @@ class Step:
     """int32 [N]: the block tables that the segments point into."""
     previous: tuple[Previous, ...]
     samples: tuple[Sample, ...]
+    scores: tuple[Score, ...] = ()
+    scored_tokens: Ints = field(default_factory=lambda: array("i"))
+    """int32 [S]: what the scores score."""
+    masks: tuple[bytes, ...] = ()
+    """Of each mask ceil(V / 32) words."""
     copies: tuple[BlockCopy, ...] = ()
+    states: tuple[SamplerState, ...] = ()
 
 
 class Rows(NamedTuple):
-    """One sequence's rows in a step: its next `num_tokens` tokens. It `draws` when nothing known lies behind them."""
+    """One sequence's rows in a step: its next `num_tokens` tokens.
+
+    It draws `num_draws` tokens behind the last: none while something known lies behind them, and one for each sample
+    of the request where the prompt ends.
+    """
 
     sequence: Sequence
     num_tokens: int
-    draws: bool
+    num_draws: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,56 +73,88 @@ class Draft:
     blocks: Ints = field(default_factory=lambda: array("i"))
     previous: list[Previous] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    scored_tokens: Ints = field(default_factory=lambda: array("i"))
+    masks: list[bytes] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    states: list[SamplerState] = field(default_factory=list)
+    groups: set[int] = field(default_factory=set)
 
     def add(self, rows: Rows) -> None:
         """Write the rows and count them as planned."""
-        self._add_segment(rows)
-        self._add_tokens(rows)
-        promise = self._add_sample(rows) if rows.draws else None
-        rows.sequence.plan(rows.num_tokens, promise)
+        sequence, num_tokens, num_draws = rows
+        if sequence.copied is not None:
+            self._add_copy(sequence)
+        self._add_segment(sequence, num_tokens)
+        self._add_tokens(sequence, num_tokens)
+        if sequence.request.prompt_logprobs is not None:
+            self._add_scores(sequence, num_tokens)
+        sequence.plan(num_tokens)
+        if num_draws:
+            self._add_samples(sequence, num_draws)
 
-    def _add_segment(self, rows: Rows) -> None:
-        sequence = rows.sequence
-        assert sequence.group is not None
-        num_blocks = blocks_for(sequence.num_planned + rows.num_tokens, self.block_size)
-        self.segments.append(
-            Segment(
-                kind=SegmentKind.DECODE if sequence.is_decoding else SegmentKind.CHUNK,
-                group=sequence.group,
-                first_position=0,
-                first_block=len(self.blocks),
-                num_blocks=num_blocks,
-                num_stored=sequence.num_planned,
-                query_position=sequence.num_planned,
-                query_start=len(self.token_ids),
-                num_queries=rows.num_tokens,
-            )
+    def _add_copy(self, sequence: Sequence) -> None:
+        """The block of its first row is to be a copy: until that row has committed, each step with it copies again."""
+        assert sequence.group is not None and sequence.copied is not None  # noqa: PT018
+        if sequence.num_planned == sequence.num_stored:
+            target = sequence.blocks[sequence.num_stored // self.block_size]
+            self.copies.append(BlockCopy(sequence.group, sequence.copied, target))
+
+    def _add_segment(self, sequence: Sequence, num_tokens: int) -> None:
+        stored, group, blocks = sequence.num_planned, sequence.group, sequence.blocks
+        assert group is not None
+        is_decode = num_tokens == 1 and stored >= sequence.num_prompt
+        num_blocks = blocks_for(stored + num_tokens, self.block_size)
+        kind = SegmentKind.DECODE if is_decode else SegmentKind.CHUNK
+        self.segments.append(  # by position: it is made for every row, and names would take twice as long
+            Segment(kind, group, 0, len(self.blocks), num_blocks, stored, stored, len(self.token_ids), num_tokens)
         )
-        self.blocks.extend(sequence.blocks[:num_blocks])
+        self.blocks.extend(blocks if num_blocks == len(blocks) else blocks[:num_blocks])
+        self.groups.add(group)
 
-    def _add_tokens(self, rows: Rows) -> None:
-        sequence, first = rows.sequence, rows.sequence.num_planned
+    def _add_tokens(self, sequence: Sequence, num_tokens: int) -> None:
+        first = sequence.num_planned
         if first < len(sequence.tokens):
-            self.token_ids.extend(sequence.tokens[first : first + rows.num_tokens])
+            self.token_ids.extend(sequence.tokens[first : first + num_tokens])
         else:
-            promise = sequence.promised[-1]
-            self.previous.append(Previous(row=len(self.token_ids), step=promise.step, sample=promise.sample))
+            step, sample = sequence.promised[-1]
+            self.previous.append(Previous(len(self.token_ids), step, sample))
             self.token_ids.append(UNRESOLVED)
 
-    def _add_sample(self, rows: Rows) -> Promise:
-        sequence, request = rows.sequence, rows.sequence.request
-        self.samples.append(
-            Sample(
-                row=len(self.token_ids) - 1,
-                sequence=sequence.number,
-                position=sequence.num_planned + rows.num_tokens,
-                temperature=request.temperature,
-                seed=request.seed,
-                top_logprobs=-1 if request.logprobs is None else request.logprobs,
-                state_version=0,
-            )
-        )
-        return Promise(self.step, len(self.samples) - 1)
+    def _add_scores(self, sequence: Sequence, num_tokens: int) -> None:
+        """Of the prompt's tokens one behind these rows, those that no step scores yet."""
+        first = sequence.num_planned
+        start = max(sequence.num_scored, min(first, sequence.num_prompt - 1)) + 1
+        stop = min(first + num_tokens, sequence.num_prompt - 1) + 1
+        if start >= stop:
+            return
+        row = len(self.token_ids) - num_tokens + start - 1 - first
+        top = sequence.request.prompt_logprobs
+        assert top is not None
+        self.scores.append(Score(sequence.number, row, stop - start, start, len(self.scored_tokens), top))
+        self.scored_tokens.extend(sequence.tokens[start:stop])
+
+    def _add_samples(self, sequence: Sequence, num_draws: int) -> None:
+        """Behind the last row that was written one draw, or one for each sample of the request."""
+        request, samples = sequence.request, self.samples
+        sequence.promise(self.step, len(samples))
+        mask = -1
+        if request.constraint is not None:
+            mask = len(self.masks)
+            self.masks.append(request.constraint.allowed(sequence.tokens[sequence.num_prompt :]))
+        version = 0 if request.rules is None else sequence.length - sequence.num_prompt
+        numbers = (sequence.number,) if num_draws == 1 else request.sequences
+        if version and sequence.told_at is None:
+            self._add_states(sequence, numbers)
+        logprobs = -1 if request.logprobs is None else request.logprobs
+        row, position, index = len(self.token_ids) - 1, sequence.num_planned, sequence.index
+        for number in numbers:
+            samples.append(Sample(row, number, position, index, request.seed, request.filters, logprobs, version, mask))
+            index += 1
+
+    def _add_states(self, sequence: Sequence, numbers: Iterable[int]) -> None:
+        self.states += [state_of(sequence, number) for number in numbers]
+        sequence.told_at = self.step
 
     def finish(self) -> Step:
         """The step as it is sent."""
@@ -123,4 +166,16 @@ class Draft:
             blocks=self.blocks,
             previous=tuple(self.previous),
             samples=tuple(self.samples),
+            scores=tuple(self.scores),
+            scored_tokens=self.scored_tokens,
+            masks=tuple(self.masks),
+            copies=tuple(self.copies),
+            states=tuple(self.states),
         )
+
+
+def state_of(sequence: Sequence, number: int) -> SamplerState:
+    """What draws for `number`, the sequence or another sample of its request, need of the past."""
+    rules = sequence.request.rules
+    assert rules is not None, f"draws of sequence {number} need no state"
+    return SamplerState(number, rules, tuple(sequence.request.prompt), tuple(sequence.tokens[sequence.num_prompt :]))

@@ -1,0 +1,136 @@
+"""Which blocks a sequence holds, in which group: the block pools of all groups, and every way to take and give."""
+
+from array import array
+from collections.abc import Iterator
+
+from pannier.scheduler.admission import blocks_to_start
+from pannier.scheduler.blocks import BlockPool, Ints, blocks_for
+from pannier.scheduler.config import SchedulerConfig
+from pannier.scheduler.sequence import Sequence
+
+KEPT_BACK = 100
+"""One block in so many is not given to newcomers while others run: they would be preempted at once."""
+
+
+class Memory:
+    """The blocks of every group, and who holds them."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.pools: dict[int, BlockPool] = {}
+        self.lost_groups: set[int] = set()
+        self._config = config
+        self._block_size = config.block_size
+
+    def add_group(self, group: int, num_blocks: int) -> None:
+        """Blocks of a new group. A group's number is never used again."""
+        if group in self.pools or group in self.lost_groups:
+            raise ValueError(f"group {group} exists or existed; a new group needs a new number")
+        self.pools[group] = BlockPool(num_blocks)
+
+    def lose_group(self, group: int) -> None:
+        """K and V of a group are lost."""
+        del self.pools[group]
+        self.lost_groups.add(group)
+
+    def could_hold(self, sequence: Sequence) -> bool:
+        """Whether some group has, empty, enough blocks for all that the sequence may become."""
+        needed = max(blocks_for(sequence.max_stored, self._block_size), self._blocks_to_start(sequence))
+        return any(needed <= pool.total for pool in self.pools.values())
+
+    def place(self, sequence: Sequence) -> bool:
+        """Give the sequence a group and blocks for what it is so far; False when none has enough.
+
+        Chosen is where most blocks are left then, those counted that hold what it needs already.
+        """
+        needed = self._blocks_to_start(sequence)
+        best: tuple[int, int, Ints] | None = None
+        for group, pool in self.pools.items():
+            found = pool.match(self._known_contents(sequence))
+            left = pool.available - pool.num_cached_among(found) - (needed - len(found))
+            kept_back = -(-pool.total // KEPT_BACK) if pool.used else 0
+            if left >= kept_back and (best is None or left + len(found) > best[0]):
+                best = left + len(found), group, found
+        if best is None:
+            return False
+        _, sequence.group, found = best
+        pool = self.pools[sequence.group]
+        pool.hold(found)
+        sequence.blocks = found + pool.allocate(blocks_for(sequence.length, self._block_size) - len(found))
+        sequence.spare = pool.allocate(needed - len(sequence.blocks))
+        sequence.num_stored = sequence.num_planned = len(found) * self._block_size
+        if sequence.num_outputs == 0:
+            sequence.num_cached = sequence.num_stored
+        return True
+
+    def grow(self, sequence: Sequence) -> bool:
+        """One more block; False when there is none."""
+        pool = self.pools[_group(sequence)]
+        if not pool.available:
+            return False
+        sequence.blocks.extend(pool.allocate(1))
+        return True
+
+    def share(self, parent: Sequence, child: Sequence) -> None:
+        """Give the child the prompt's full blocks, and one of its own for a copy of the last that isn't full."""
+        child.group = _group(parent)
+        pool = self.pools[child.group]
+        num_full, tail = divmod(parent.num_prompt, self._block_size)
+        child.blocks = parent.blocks[:num_full]
+        pool.hold(child.blocks)
+        if tail:
+            child.copied = parent.blocks[num_full]
+            pool.hold([child.copied])
+            child.blocks.append(parent.spare.pop())
+        child.num_stored = child.num_planned = parent.num_prompt
+
+    def store(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many more of its tokens are stored. Blocks that they fill can be found by their content from now on."""
+        before = sequence.num_stored
+        sequence.num_stored = stored = before + num_tokens
+        if sequence.copied is None and before // self._block_size == stored // self._block_size:
+            return  # as nearly always
+        pool = self._pool_of(sequence)
+        if pool is None:
+            return
+        if sequence.copied is not None and num_tokens:
+            pool.release([sequence.copied])
+            sequence.copied = None
+        if self._config.prefix_cache:
+            known = min(stored, len(sequence.tokens))  # behind its end there may be rows that were planned ahead
+            for index in range(before // self._block_size, known // self._block_size):
+                pool.publish(sequence.blocks[index], sequence.contents.name(index, sequence.tokens, self._block_size))
+
+    def release_spare(self, sequence: Sequence) -> None:
+        """Give back what was kept for further samples."""
+        pool = self._pool_of(sequence)
+        if pool is not None:
+            pool.release(sequence.spare)
+        sequence.spare = array("i")
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back all that a sequence holds."""
+        pool = self._pool_of(sequence)
+        if pool is not None:
+            pool.release([] if sequence.copied is None else [sequence.copied])
+            pool.release(sequence.spare)
+            pool.release(sequence.blocks)
+
+    def _pool_of(self, sequence: Sequence) -> BlockPool | None:
+        """None before it first runs, and when its group was lost."""
+        return None if sequence.group is None else self.pools.get(sequence.group)
+
+    def _blocks_to_start(self, sequence: Sequence) -> int:
+        if sequence.width == 1:
+            return blocks_for(sequence.length, self._block_size)
+        return blocks_to_start(sequence.request, sequence.length, self._block_size)
+
+    def _known_contents(self, sequence: Sequence) -> Iterator[bytes]:
+        """Names of the full blocks that it might find: not its last token, whose row must run to draw the next."""
+        if self._config.prefix_cache and not sequence.wants_scores:
+            for index in range((sequence.length - 1) // self._block_size):
+                yield sequence.contents.name(index, sequence.tokens, self._block_size)
+
+
+def _group(sequence: Sequence) -> int:
+    assert sequence.group is not None, f"sequence {sequence.number} has no group"
+    return sequence.group
