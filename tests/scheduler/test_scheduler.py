@@ -68,7 +68,9 @@ def test_a_prompt_is_one_fresh_chunk_whose_last_row_draws() -> None:
     assert (segment.kind, segment.num_stored, segment.query_position) == (SegmentKind.CHUNK, 0, 0)
     assert (segment.query_start, segment.num_queries) == (0, 3)
     assert list(step.token_ids) == [8000, 101, 102]
-    assert step.samples == (Sample(2, 7, 3, 0, seed=11, filters=Filters(0.5), top_logprobs=2, state_version=0, mask=-1),)
+    assert step.samples == (
+        Sample(2, 7, 3, 0, seed=11, filters=Filters(0.5), top_logprobs=2, state_version=0, mask=-1),
+    )
     assert step.previous == ()
 
 
