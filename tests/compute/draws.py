@@ -49,4 +49,5 @@ def far_off(drawn: Sequence[int], probabilities: torch.Tensor) -> float:
     pairs = [(counts[~rare], expected[~rare]), (counts[rare].sum()[None], expected[rare].sum()[None])]
     chi_square = sum(float(((count - mean) ** 2 / mean)[mean > 0].sum()) for count, mean in pairs)
     freedom = int((~rare).sum()) - (not bool(expected[rare].sum()))
-    return (chi_square - freedom) / max(1, 2 * freedom) ** 0.5
+    deviation: float = max(1, 2 * freedom) ** 0.5
+    return (chi_square - freedom) / deviation

@@ -196,9 +196,9 @@ class Plan:
         """The last token of a text, sampled."""
         return self._rows(SegmentKind.DECODE, text, text.tokens[text.stored :]).sample(text, **sample)
 
-    def decode_previous(self, text: Text, step: "MadeStep", index: int, **sample: Any) -> "Plan":
+    def decode_previous(self, text: Text, step: "MadeStep", place: int, **sample: Any) -> "Plan":
         """A token that the lane's preceding step will draw."""
-        self.previous.append(m.Previous(len(self.ids), step.message.step, index))
+        self.previous.append(m.Previous(len(self.ids), step.message.step, place))
         return self._rows(SegmentKind.DECODE, text, [0]).sample(text, **sample)
 
     def chunk(self, text: Text, count: int) -> "Plan":
@@ -225,13 +225,11 @@ class Plan:
         return self
 
     def score(self, text: Text, count: int, top: int = 20) -> "Plan":
-        """Score what follows each of the last `count` rows added, which are the text's."""
-        self.scores.append(
-            m.Score(
-                text.sequence, len(self.ids) - count, count, text.stored - count + 1, len(self.scored), top,
-            )
-        )  # fmt: skip
-        self.scored += text.tokens[text.stored - count + 1 : text.stored + 1]
+        """Score what follows in the text behind the last `count` rows added behind which something does."""
+        last = min(text.stored, len(text.tokens) - 1) - 1
+        row = len(self.ids) - (text.stored - last) - count + 1
+        self.scores.append(m.Score(text.sequence, row, count, last + 2 - count, len(self.scored), top))
+        self.scored += text.tokens[last + 2 - count : last + 2]
         return self
 
     def state(self, *states: m.SamplerState) -> "Plan":
