@@ -83,20 +83,16 @@ class Memory:
             child.blocks.append(parent.spare.pop())
         child.num_stored = child.num_planned = parent.num_prompt
 
-    def store(self, sequence: Sequence, num_tokens: int) -> None:
-        """So many more of its tokens are stored. Blocks that they fill can be found by their content from now on."""
-        before = sequence.num_stored
-        sequence.num_stored = stored = before + num_tokens
-        if sequence.copied is None and before // self._block_size == stored // self._block_size:
-            return  # as nearly always
+    def filled(self, sequence: Sequence, before: int) -> None:
+        """Where it had stored `before` tokens it now has more: blocks that are full can be found by their content."""
         pool = self._pool_of(sequence)
         if pool is None:
             return
-        if sequence.copied is not None and num_tokens:
+        if sequence.copied is not None and sequence.num_stored > before:
             pool.release([sequence.copied])
             sequence.copied = None
         if self._config.prefix_cache:
-            known = min(stored, len(sequence.tokens))  # behind its end there may be rows that were planned ahead
+            known = min(sequence.num_stored, len(sequence.tokens))  # rows planned ahead may lie behind its end
             for index in range(before // self._block_size, known // self._block_size):
                 pool.publish(sequence.blocks[index], sequence.contents.name(index, sequence.tokens, self._block_size))
 

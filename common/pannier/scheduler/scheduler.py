@@ -44,6 +44,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
+        self._block_size = config.block_size
         self._memory = Memory(config)
         self._lanes: dict[int, Lane] = {}
         self._sequences: dict[int, Sequence] = {}  # all that wait, run, or hold blocks
@@ -207,15 +208,16 @@ class Scheduler:
         self._balance()
         if len(track.planned) >= self.config.plan_ahead or self._is_doomed(track):
             return None
-        rows = self._pick(track)
-        if not rows:
+        decodes, chunks = self._pick(track)
+        if not decodes and not chunks:
             return None
         draft = Draft(self._next_step, lane, self.config.block_size)
         self._next_step += 1
-        for each in rows:
-            draft.add(each)
+        draft.add_decodes(decodes)
+        for chunk in chunks:
+            draft.add_chunk(chunk)
         step = draft.finish()
-        track.planned.append(Planned(step, rows, frozenset(draft.groups)))
+        track.planned.append(Planned(step, decodes, chunks, frozenset(draft.groups)))
         return step
 
     def step_with_states(self, step: int) -> Step:
@@ -240,16 +242,11 @@ class Scheduler:
         track.planned.popleft()
         outputs = [self._score(each) for each in scored if each.sequence in self._sequences]
         place = 0
-        for rows in planned.rows:
-            sequence, num_tokens, num_draws = rows
-            sequence.num_steps -= 1
-            self._memory.store(sequence, num_tokens)
-            if num_draws and sequence.finish_reason is None:
-                self._advance(rows, drawn[place : place + num_draws], outputs)
-                if sequence.finish_reason is not None:
-                    self._retire(sequence)
-            if sequence.num_steps == 0 and sequence.number in self._sequences:
-                self._settle(sequence)
+        for sequence in planned.decodes:
+            self._advance(sequence, 1, drawn[place : place + 1], outputs)
+            place += 1
+        for sequence, num_tokens, num_draws in planned.chunks:
+            self._advance(sequence, num_tokens, drawn[place : place + num_draws], outputs)
             place += num_draws
         return outputs
 
@@ -347,12 +344,11 @@ class Scheduler:
 
     # --- choice of rows --------------------------------------------------------------------------------------------
 
-    def _pick(self, lane: Lane) -> list[Rows]:
-        """Every decode row, then prompts within the token budget; rows that the attention workers answer go first."""
+    def _pick(self, lane: Lane) -> tuple[list[Sequence], list[Rows]]:
+        """Every decode row, and prompts within the token budget; rows that the attention workers answer go first."""
         decodes: list[Sequence] = []
         growing: list[Sequence] = []
         prompts: list[Sequence] = []
-        block_size = self.config.block_size
         newest = lane.planned[-1].step.step if lane.planned else -1
         for sequence in lane.sequences.values():
             if not sequence.is_ready_behind(newest):
@@ -362,18 +358,17 @@ class Scheduler:
                 prompts.append(sequence)
             else:
                 decodes.append(sequence)
-                if stored == len(sequence.blocks) * block_size:
+                if stored == len(sequence.blocks) * self._block_size:
                     growing.append(sequence)
         if growing:
             growing.sort(key=_rank)
             grown = {each.number for each in growing if each.lane == lane.number and self._grow(each)}
             sat_out = {each.number for each in growing} - grown
             decodes = [each for each in decodes if each.lane == lane.number and each.number not in sat_out]
-        rows = [Rows(sequence, 1, 1) for sequence in decodes]
         waiting = sorted((each for each in prompts if each.lane == lane.number), key=_rank)
-        chunks = list(_chunks(waiting, self.config.max_batch_tokens - len(rows)))
+        chunks = list(_chunks(waiting, self.config.max_batch_tokens - len(decodes)))
         chunks.sort(key=lambda chunk: chunk.sequence.num_planned == 0)
-        return rows + chunks
+        return decodes, chunks
 
     # --- blocks ----------------------------------------------------------------------------------------------------
 
@@ -424,14 +419,25 @@ class Scheduler:
 
     # --- advance and end -------------------------------------------------------------------------------------------
 
-    def _advance(self, rows: Rows, drawn: List[Drawn], outputs: list[Output]) -> None:
-        """Take what a sequence has drawn."""
-        sequence = rows.sequence
-        del sequence.promised[0]
-        sequence.append(drawn[0].token)
-        outputs.append(Output(sequence.number, drawn[0], sequence.finish_reason, None, (), sequence.num_cached))
-        if rows.num_draws > 1:
-            self._fork(sequence, drawn[1:], outputs)
+    def _advance(self, sequence: Sequence, num_tokens: int, drawn: List[Drawn], outputs: list[Output]) -> None:
+        """A committed step has stored so many tokens of a sequence, and drawn these."""
+        sequence.num_steps -= 1
+        before = sequence.num_stored
+        sequence.num_stored = stored = before + num_tokens
+        if before // self._block_size != stored // self._block_size or sequence.copied is not None:
+            self._memory.filled(sequence, before)
+        if drawn and sequence.finish_reason is None:
+            first = drawn[0]
+            sequence.append(first.token)
+            reason = sequence.finish_reason
+            outputs.append(Output(sequence.number, first, reason, None, (), sequence.num_cached))
+            if len(drawn) > 1:
+                self._fork(sequence, drawn[1:], outputs)
+            if reason is not None:
+                self._retire(sequence)
+                return
+        if sequence.num_steps == 0:
+            self._settle(sequence)
 
     def _fork(self, parent: Sequence, drawn: List[Drawn], outputs: list[Output]) -> None:
         """The prompt is computed: from here on its samples are sequences of their own."""
@@ -444,8 +450,8 @@ class Scheduler:
                 continue  # cancelled
             child = self._sequence(parent.request, each.sequence, index, parent.arrival, parent.max_length)
             child.num_cached, child.num_scored = parent.num_cached, parent.num_prompt - 1
+            child.promise(0, 0)  # kept at once
             child.append(each.token)
-            child.length += 1
             outputs.append(Output(child.number, each, child.finish_reason, None, (), child.num_cached))
             if child.is_finished:
                 del self._sequences[child.number]

@@ -133,11 +133,17 @@ class Sequence:
     is_preempted: bool = False
     finish_reason: str | None = None
     is_step_by_step: bool = field(init=False)
+    has_rules: bool = field(init=False)
+    """Whether its draws need more than logits, filters and seed."""
+    top_logprobs: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.prompt)
         self.length = len(self.tokens)
-        self.is_step_by_step = self.request.step_by_step or self.request.constraint is not None
+        request = self.request
+        self.is_step_by_step = request.step_by_step or request.constraint is not None
+        self.has_rules = request.rules is not None or request.constraint is not None
+        self.top_logprobs = -1 if request.logprobs is None else request.logprobs
 
     @property
     def num_outputs(self) -> int:
@@ -194,7 +200,8 @@ class Sequence:
             self.length -= 1
 
     def append(self, token: int) -> None:
-        """Take the next output token and see whether it is the last."""
+        """Take the token that was promised first, and see whether it is the last."""
+        del self.promised[0]
         self.tokens.append(token)
         if token in self.request.stop_tokens:
             self.finish_reason = "stop"

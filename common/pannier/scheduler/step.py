@@ -54,11 +54,18 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A step that is planned and not committed, with the sequences behind its rows."""
+    """A step that is planned and not committed, with the sequences behind its rows: decode rows first, then chunks."""
 
     step: Step
-    rows: List[Rows]
+    decodes: List[Sequence]
+    """One row and one draw each."""
+    chunks: List[Rows]
     groups: frozenset[int]
+
+    @property
+    def rows(self) -> list[Rows]:
+        """All of them, in the order of the step's segments."""
+        return [*(Rows(sequence, 1, 1) for sequence in self.decodes), *self.chunks]
 
 
 @dataclass(slots=True)
@@ -80,7 +87,34 @@ class Draft:
     states: list[SamplerState] = field(default_factory=list)
     groups: set[int] = field(default_factory=set)
 
-    def add(self, rows: Rows) -> None:
+    def add_decodes(self, sequences: Iterable[Sequence]) -> None:
+        """Write one row and one draw for each, and count them as planned.
+
+        It runs for every token of the engine, so it is one loop, which does in half the time what `add_chunk` does.
+        """
+        step, segments, samples, previous = self.step, self.segments, self.samples, self.previous
+        token_ids, blocks, kind, block_size = self.token_ids, self.blocks, SegmentKind.DECODE, self.block_size
+        for sequence in sequences:
+            if sequence.has_rules or sequence.copied is not None:
+                self.add_chunk(Rows(sequence, 1, 1))
+                continue
+            stored, group, table, request = sequence.num_planned, sequence.group, sequence.blocks, sequence.request
+            assert group is not None
+            self.groups.add(group)
+            row, num_blocks = len(token_ids), stored // block_size + 1
+            segments.append(Segment(kind, group, 0, len(blocks), num_blocks, stored, stored, row, 1))
+            blocks.extend(table if len(table) == num_blocks else table[:num_blocks])
+            if sequence.promised:
+                token_ids.append(UNRESOLVED)
+                previous.append(Previous(row, *sequence.promised[-1]))
+            else:
+                token_ids.append(sequence.tokens[stored])
+            sequence.plan(1)
+            sequence.promise(step, len(samples))
+            top, index = sequence.top_logprobs, sequence.index
+            samples.append(Sample(row, sequence.number, stored + 1, index, request.seed, request.filters, top, 0, -1))
+
+    def add_chunk(self, rows: Rows) -> None:
         """Write the rows and count them as planned."""
         sequence, num_tokens, num_draws = rows
         if sequence.copied is not None:
@@ -106,7 +140,7 @@ class Draft:
         is_decode = num_tokens == 1 and stored >= sequence.num_prompt
         num_blocks = blocks_for(stored + num_tokens, self.block_size)
         kind = SegmentKind.DECODE if is_decode else SegmentKind.CHUNK
-        self.segments.append(  # by position: it is made for every row, and names would take twice as long
+        self.segments.append(  # by position, as names would take twice as long
             Segment(kind, group, 0, len(self.blocks), num_blocks, stored, stored, len(self.token_ids), num_tokens)
         )
         self.blocks.extend(blocks if num_blocks == len(blocks) else blocks[:num_blocks])
@@ -146,10 +180,13 @@ class Draft:
         numbers = (sequence.number,) if num_draws == 1 else request.sequences
         if version and sequence.told_at is None:
             self._add_states(sequence, numbers)
-        logprobs = -1 if request.logprobs is None else request.logprobs
         row, position, index = len(self.token_ids) - 1, sequence.num_planned, sequence.index
         for number in numbers:
-            samples.append(Sample(row, number, position, index, request.seed, request.filters, logprobs, version, mask))
+            samples.append(
+                Sample(
+                    row, number, position, index, request.seed, request.filters, sequence.top_logprobs, version, mask
+                )
+            )
             index += 1
 
     def _add_states(self, sequence: Sequence, numbers: Iterable[int]) -> None:
