@@ -7,14 +7,14 @@ stale or not a number changes that sum, with it the row's stamps in the next cal
 `continuation` computes the same text from the prompt alone, without tensors, blocks or steps.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from math import isfinite
 from zlib import crc32
 
 import torch
 
 from pannier.slicer import Attend, Call
-from pannier.slicer.model import Run, SlicedModel
+from pannier.slicer.model import Head, SlicedModel
 
 from .violation import Violation
 
@@ -34,8 +34,8 @@ class StampModel(SlicedModel):
         self.device = torch.device("cpu")
         self.max_model_len = max_model_len
 
-    def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Run:
-        """Logits [R, V] that leave no doubt."""
+    def run_to_head(self, ids: torch.Tensor, positions: torch.Tensor) -> Generator[Attend, torch.Tensor, Head]:
+        """A head whose logits [R, V] leave no doubt."""
         known: list[int] = ids.tolist()
         places: list[int] = positions.tolist()
         for call in self.calls:
@@ -45,10 +45,14 @@ class StampModel(SlicedModel):
             v = torch.tensor([[_digits(stamp, call.v_size) for stamp in row] for row in stamps])
             seen = yield Attend(call, q, k, v)
             known = [_sum_up(call, means, place) for means, place in zip(seen.tolist(), places, strict=True)]
-        logits = torch.zeros(len(rows), VOCABULARY)
-        for number, row in enumerate(rows.tolist()):
-            logits[number, known[row] % VOCABULARY] = 1.0
-        return logits
+
+        def head(rows: torch.Tensor) -> torch.Tensor:
+            logits = torch.zeros(len(rows), VOCABULARY)
+            for number, row in enumerate(rows.tolist()):
+                logits[number, known[row] % VOCABULARY] = 1.0
+            return logits
+
+        return head
 
     def sinks(self, call: Call) -> torch.Tensor | None:
         """A sink of 0 weighs as much as one more key whose value is 0."""

@@ -1,7 +1,7 @@
 """What sees everything: which blocks are free, and whether what is read and written is still the reader's."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,16 +33,26 @@ class Watch:
                 self._listen(group, pool)
 
     def _listen(self, group: int, pool: BlockPool) -> None:
-        release = pool.release
+        """A block's content ends when it becomes free, or when it was kept for its content and is handed out anew."""
+        release, take = pool.release, pool._take
 
-        def release_and_spoil(blocks: Iterable[int]) -> None:
-            freed = list(blocks)
-            release(freed)
-            self._freed(group, freed)
+        def release_and_spoil(blocks: Sequence[int]) -> None:
+            release(blocks)
+            self._freed(group, [block for block in blocks if block in set(pool._free[-len(blocks) :])])
+
+        def take_and_spoil() -> int:
+            was_cached = not pool.free
+            block = take()
+            if was_cached:
+                self._freed(group, [block])
+            return block
 
         pool.release = release_and_spoil  # type: ignore[method-assign]  # the scheduler makes its own pools
+        pool._take = take_and_spoil  # type: ignore[method-assign]
 
     def _freed(self, group: int, blocks: Sequence[int]) -> None:
+        if not blocks:
+            return
         self.counts["blocks freed"] += len(blocks)
         self._epochs.update((group, block) for block in blocks)
         for cache in self._caches[group]:
@@ -82,7 +92,7 @@ class Watch:
         """Raise `Violation` if something was written into a free block."""
         for group, caches in self._caches.items():
             pool = self._pools.get(group)
-            free = [block for block in range(pool.total) if not pool.is_used(block)] if pool is not None else []
+            free = list(pool._free) if pool is not None else []
             for cache in caches:
                 cache.check_spoiled(free)
 

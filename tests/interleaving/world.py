@@ -1,5 +1,6 @@
 """A whole stack in one thread: chance decides what arrives, what advances, and what goes wrong."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -84,7 +85,10 @@ class Order:
     """The tokens that it must get if it isn't cancelled."""
     reason: str
     """And why it ends then."""
-    got: list[int] = field(default_factory=list)
+    num_outputs: int = 1
+    """All the same: they are the best tokens."""
+    got: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ended: set[int] = field(default_factory=set)
     is_over: bool = False
     is_forgotten: bool = False
     """Its client has cancelled it, or left."""
@@ -102,6 +106,7 @@ class World:
         """Those with frames under way."""
         self.workers: dict[str, AnyWorker] = {}
         self.orders: dict[str, Order] = {}
+        self.prompts: list[tuple[int, ...]] = []
         self._starts = count()
         self.excuses = {"the model is not ready yet", "no attention workers are ready", "more than any group"}
         """What may be said to a client whose request fails, after all that was done."""
@@ -218,8 +223,8 @@ class World:
             raise Violation(f"it never comes to rest: requests {live}, workers {self._standings()}")
         assert self.gateway.engine is not None
         for group, pool in self.gateway.engine.scheduler.pools.items():
-            if pool.free != pool.total:
-                raise Violation(f"group {group}: {pool.total - pool.free} blocks are never freed")
+            if pool.used:
+                raise Violation(f"group {group}: {pool.used} blocks are never freed")
         if len(self.gateway.engine.streams):
             raise Violation("streams are left over")
         self.watch.check_free_blocks()
@@ -234,6 +239,7 @@ class World:
         engine = self.gateway.engine
         if engine is not None:
             engine.scheduler.check()
+            self.watch.counts["preemptions"] += len(engine.scheduler.take_preemptions())
             self.watch.follow(engine.scheduler.pools)
 
     def _control(self, peer: bytes, message: Any, _: Buffer | None) -> None:
@@ -249,6 +255,7 @@ class World:
         tensors = unpack(message.parts, memoryview(payload)) if payload is not None else []
         if isinstance(message, m.Step):
             self.watch.planned(message, tensors[1].tolist())
+            self.watch.counts["blocks copied"] += len(message.copies)
         if isinstance(message, m.Fence):
             self.watch.counts["fences"] += 1
         worker.data_in.send(message, tensors)
@@ -262,11 +269,14 @@ class World:
         if isinstance(message, m.Failed):
             self._fail(order, message)
             return
-        order.got.extend(message.tokens)
-        if order.got != order.expected[: len(order.got)]:
-            raise Violation(f"request {order.name} got {order.got}, its text is {order.expected}")
+        got = order.got[message.index]
+        got.extend(message.tokens)
+        if message.index in order.ended or got != order.expected[: len(got)]:
+            raise Violation(f"request {order.name} got {got} for {message.index}, its text is {order.expected}")
+        if message.usage is not None and message.usage.cached_tokens:
+            self.watch.counts["prefixes found"] += 1
         if message.finish_reason is not None:
-            self._finish(order, message.finish_reason)
+            self._finish(order, message)
 
     def _fail(self, order: Order, failed: m.Failed) -> None:
         excuse = next((excuse for excuse in self.excuses if excuse in failed.reason), None)
@@ -275,11 +285,14 @@ class World:
         if excuse is None:
             raise Violation(f"request {order.name} failed for no good reason: {failed.reason}")
 
-    def _finish(self, order: Order, reason: str) -> None:
-        self.watch.counts[f"ended with {reason}"] += 1
-        order.is_over = True
-        if reason != order.reason or len(order.got) != len(order.expected):
-            raise Violation(f"request {order.name} ended with {reason} at {order.got} of {order.expected}")
+    def _finish(self, order: Order, last: m.Delta) -> None:
+        self.watch.counts[f"ended with {last.finish_reason}"] += 1
+        order.ended.add(last.index)
+        order.is_over = len(order.ended) == order.num_outputs
+        if order.is_over != (last.usage is not None):
+            raise Violation(f"request {order.name} has ended {len(order.ended)} of {order.num_outputs}: {last}")
+        if last.finish_reason != order.reason or len(order.got[last.index]) != len(order.expected):
+            raise Violation(f"request {order.name} ended with {last} at {order.got} of {order.expected}")
 
     # --- what may happen -------------------------------------------------------------------------------------------
 
@@ -329,16 +342,22 @@ class World:
     def ask(self) -> None:
         """A client of its own sends a request."""
         chance = self.chance
-        prompt = tuple(chance.randrange(VOCABULARY) for _ in range(chance.choice([1, 2, 3, 5, 9, 17])))
+        length = chance.choice([1, 2, 3, 5, 9, 17])
+        known = chance.choice(self.prompts)[:length] if self.prompts and chance.random() < 0.5 else ()
+        prompt = known + tuple(chance.randrange(VOCABULARY) for _ in range(length - len(known)))
+        self.prompts.append(prompt)
         max_tokens, ignore_eos = chance.randint(1, 10), chance.random() < 0.5
         expected, reason = continuation(self.shape.calls, prompt, max_tokens), "length"
         if not ignore_eos and self.eos_token in expected:
             expected, reason = expected[: expected.index(self.eos_token) + 1], "stop"
-        order = Order(f"request-{len(self.orders)}", expected, reason)
+        num_outputs = chance.choice([1, 1, 1, 2, 3])
+        self.watch.counts["several outputs"] += num_outputs > 1
+        order = Order(f"request-{len(self.orders)}", expected, reason, num_outputs)
         self.orders[order.name] = order
         self.watch.counts["requests"] += 1
         params = m.SamplingParams(
             max_tokens=max_tokens,
+            n=num_outputs,
             temperature=0.0,
             ignore_eos=ignore_eos,
             stop=("never",) if chance.random() < 0.2 else (),
@@ -408,7 +427,7 @@ class World:
         self._look()
 
     def _excuse_losses(self) -> None:
-        self.excuses |= {"which held its cache, were lost", "was lost, and no other has enough blocks for it"}
+        self.excuses |= {"was lost, and no other has enough blocks for it"}
 
     def beat(self) -> None:
         """A worker shows that it lives."""

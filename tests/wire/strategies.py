@@ -46,7 +46,10 @@ def values(info: kinds.Type) -> st.SearchStrategy[Any]:
             high = info.lt - 1 if info.lt is not None else info.le if info.le is not None else 2**63 - 1
             return st.integers(low, high)
         case kinds.FloatType():
-            return st.floats(min_value=info.ge, allow_nan=False)
+            least = info.ge if info.ge is not None else info.gt
+            return st.floats(least, info.le, allow_nan=False, exclude_min=info.gt is not None)
+        case kinds.TupleType():
+            return st.tuples(*[values(item) for item in info.item_types])
         case kinds.StrType():
             return st.text(max_size=8)
         case kinds.BoolType():

@@ -146,14 +146,29 @@ def test_negative_numbers_of_a_piece_are_refused(field: str) -> None:
 
 
 def test_more_log_probabilities_than_allowed_are_refused() -> None:
-    """A sample asks for at most 20 alternatives, and its temperature is not negative."""
-    sample = m.Sample(0, 1, 2, 0.0, 3, 20, 0)
-    for spoilt in (msgspec.structs.replace(sample, top_logprobs=21), msgspec.structs.replace(sample, temperature=-0.5)):
-        step = m.Step(1, 2, 3, 0, (), (), (spoilt,), (), (), ())
-        with pytest.raises(WireError, match="Expected"):
-            decode(GatewayToWorkerData, *map(bytes, encode(step)))
+    """A sample asks for at most 20 alternatives."""
+    _refuse_sample(msgspec.structs.replace(SAMPLE, top_logprobs=21))
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("temperature", -0.5), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("min_p", -0.1)]
+)
+def test_filters_out_of_range_are_refused(field: str, value: float) -> None:
+    """A temperature is not negative, top_p is a share of more than nothing."""
+    filters = msgspec.structs.replace(SAMPLE.filters, **{field: value})
+    _refuse_sample(msgspec.structs.replace(SAMPLE, filters=filters))
+
+
+SAMPLE = m.Sample(0, 1, 2, 0, 3, m.Filters(), 20, 0, -1)
+
+
+def _refuse_sample(spoilt: m.Sample) -> None:
+    step = m.Step(1, 2, 3, 0, (), (), (spoilt,), (), (), (), ())
+    with pytest.raises(WireError, match="Expected"):
+        decode(GatewayToWorkerData, *map(bytes, encode(step)))
+
+
+TIMES = m.StepTimes(1.0, 0.5, 0.25, 1.5)
 GOLDEN: list[tuple[m.Message, str]] = [
     (
         m.Fence(7, "c0", 3),
@@ -172,21 +187,20 @@ GOLDEN: list[tuple[m.Message, str]] = [
         "98a9426567696e5374657001020301919901000000021010000491930005069193a3693332910200",
     ),
     (
-        m.StepDone(1, 2, 3, 0, (m.Drawn(9, 42, -0.5, (m.TopLogprob(42, -0.5),)),), m.StepTimes(1.0, 0.5, 0.25, 1.5)),
-        "97a853746570446f6e65010203009194092acbbfe000000000000091922acbbfe000000000000094cb3ff00000000000"
-        "00cb3fe0000000000000cb3fd0000000000000cb3ff8000000000000",
+        m.StepDone(1, 2, 3, 0, (m.Drawn(9, 42, -0.5, (m.TopLogprob(42, -0.5),)),), (), TIMES),
+        "98a853746570446f6e65010203009194092acbbfe000000000000091922acbbfe00000000000009094cb3ff0000000000000cb3fe0000000000000cb3fd0000000000000cb3ff8000000000000",
     ),
     (
-        m.Delta("r1", "wörd", (5,), (), "stop", m.Usage(3, 0, 1)),
-        "97a544656c7461a27231a577c3b67264910590a473746f7093030001",
+        m.Delta("r1", 0, "wörd", (5,), (), (), "stop", m.Usage(3, 0, 1)),
+        "99a544656c7461a2723100a577c3b6726491059090a473746f7093030001",
     ),
 ]
 
 
 @pytest.mark.parametrize(("message", "hexadecimal"), GOLDEN, ids=lambda value: type(value).__name__)
 def test_golden_bytes(message: m.Message, hexadecimal: str) -> None:
-    """These bytes are protocol 1: whoever changes them raises `PROTOCOL`."""
+    """These bytes are protocol 2: whoever changes them raises `PROTOCOL`."""
     parts = getattr(message, "parts", ())
     payload = bytes(payload_bytes(parts)) if parts else None
     assert bytes(encode(message, payload)[0]).hex() == hexadecimal
-    assert m.PROTOCOL == 1
+    assert m.PROTOCOL == 2
