@@ -36,6 +36,7 @@ class CpuIsa(NamedTuple):
 class Library(NamedTuple):
     """A build's functions."""
 
+    name: str
     paged_attention: Any
     store_kv: Any
     parallel: int
@@ -106,9 +107,9 @@ def _loading_problem(name: str) -> str | None:
     return None
 
 
-def load(name: str) -> Library:
+def load(name: str, folder: Path = BUILDS) -> Library:
     """The functions of a build."""
-    loaded = ctypes.CDLL(str(BUILDS / f"{name}.so"))
+    loaded = ctypes.CDLL(str(folder / f"{name}.so"))
     pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     attention = loaded.pannier_paged_attention
     attention.argtypes, attention.restype = [pointer] * 6, None
@@ -116,7 +117,7 @@ def load(name: str) -> Library:
     rows: list[Any] = [pointer, number, pointer, number, number]  # where to, size, where from, strides
     store.argtypes = [pointer, small, small, small, pointer, number, number, number, number, *rows, *rows]
     store.restype = small
-    return Library(attention, store, parallel_address())
+    return Library(name, attention, store, parallel_address())
 
 
 @cache

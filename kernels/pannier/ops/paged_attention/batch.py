@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pannier.ops.native import Library
 from pannier.ops.paged_attention.cpu_plan import CpuGeometry, CpuPlan, make_cpu_plan
 from pannier.ops.paged_attention.plan import Bucket, Geometry, make_plan
 from pannier.ops.paged_attention.scratch import Scratch
@@ -48,11 +49,11 @@ class PagedBatch:
             self._plans[geometry] = buckets
         return buckets
 
-    def cpu_plan(self, geometry: CpuGeometry, parallel: int) -> CpuPlan:
-        """The tables for a call of this geometry, in the C++ form; `parallel` is where the function for threads is."""
+    def cpu_plan(self, geometry: CpuGeometry, built: Library) -> CpuPlan:
+        """The tables that a build of the C++ form needs for a call of this geometry."""
         plan = self._cpu_plans.get(geometry)
         if plan is None:
-            plan = self._cpu_plans[geometry] = make_cpu_plan(self.segments, geometry, parallel)
+            plan = self._cpu_plans[geometry] = make_cpu_plan(self.segments, geometry, built)
         return plan
 
 

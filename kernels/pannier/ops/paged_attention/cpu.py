@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pannier.ops.native import DTYPES, library
+from pannier.ops.native import DTYPES, Library, library
 from pannier.ops.paged_attention import batched
 from pannier.ops.paged_attention.batch import PagedBatch
 from pannier.ops.paged_attention.cpu_plan import CpuGeometry
@@ -27,16 +27,30 @@ def paged_attention(
     q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, *, scale: float, window: int, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """See `pannier.ops.paged_attention`."""
+    built = library()
+    assert built is not None
+    return attend_with(built, q, keys, values, batch, scale, window, softcap)
+
+
+def attend_with(
+    built: Library,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    """The same with the build at hand."""
     rows, heads, k_size = q.shape
     num_blocks, kv_heads, block_size, v_size = values.shape
     row_stride, head_stride, _ = q.stride()
-    built = library()
-    assert built is not None
     geometry = CpuGeometry(
         scale, window, softcap, num_blocks, kv_heads, block_size, k_size, v_size, heads // kv_heads,
         row_stride, head_stride, q.dtype, keys.dtype, torch.get_num_threads(),
     )  # fmt: skip
-    plan = batch.cpu_plan(geometry, built.parallel)
+    plan = batch.cpu_plan(geometry, built)
     o = torch.empty(rows, heads, v_size)
     lse = torch.empty(rows, heads)
     if not plan.covers_all:

@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 import torch
 
-from pannier.ops.native import DTYPES
+from pannier.ops.native import DTYPES, Library
 from pannier.ops.paged_attention.plan import Bucket, Geometry, check_room, make_buckets
 from pannier.ops.paged_attention.segment import PagedSegment, View, visible
 
 TILE = 64
 """As in `cpu.cpp`."""
 
-MAX_ROWS = 16
-"""Of a segment; with more, gathering the keys for a product of matrices is worth its time."""
+MAX_ROWS = {"avx512_bf16": 256, "avx512": 32, "avx2": 8, "generic": 2}
+"""Of a segment, by build; with more, gathering the keys for torch's products of matrices is worth its time. Measured
+over a past of 1000 keys in bf16."""
 
 QUERIES = 16
 """Query heads of some rows that go over the keys together, as `MAX_QUERIES` in `cpu.cpp`."""
@@ -111,20 +112,20 @@ class _Tables:
             self.partial_rows += num_rows
 
 
-def make_cpu_plan(segments: Sequence[PagedSegment], geometry: CpuGeometry, parallel: int) -> CpuPlan:
+def make_cpu_plan(segments: Sequence[PagedSegment], geometry: CpuGeometry, built: Library) -> CpuPlan:
     """Tables for these segments.
 
     Raises ValueError when blocks are missing, IndexError for a block number behind the last one.
     """
     views, num_rows = _views(segments, geometry)
-    few = [view for view in views if view.num_rows <= MAX_ROWS]
-    many = [view for view in views if view.num_rows > MAX_ROWS]
+    few = [view for view in views if view.num_rows <= MAX_ROWS[built.name]]
+    many = [view for view in views if view.num_rows > MAX_ROWS[built.name]]
     num_keys = sum(view.num_keys * view.num_rows for view in few)
     threads = geometry.num_threads if num_keys * geometry.kv_heads * geometry.key_bytes >= SHARED_BYTES else 1
     tables = _Tables(_target_keys(num_keys, geometry.kv_heads, threads))
     for view in few:
         tables.add(view, geometry)
-    plan, owned = _fill(tables, geometry, threads, parallel)
+    plan, owned = _fill(tables, geometry, threads, built.parallel)
     return CpuPlan(
         address=ctypes.addressof(plan),
         covers_all=not many and sum(view.num_rows for view in views) == num_rows,

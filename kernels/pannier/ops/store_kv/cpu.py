@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pannier.ops.native import DTYPES, library
+from pannier.ops.native import DTYPES, Library, library
 
 
 def takes(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -28,6 +28,11 @@ def store_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) 
     """See `pannier.ops.store_kv`."""
     built = library()
     assert built is not None
+    store_with(built, keys, values, slots, k, v)
+
+
+def store_with(built: Library, keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """The same with the build at hand."""
     num_blocks, kv_heads, block_size, k_size = keys.shape
     failed = built.store_kv(
         built.parallel, torch.get_num_threads(), DTYPES[k.dtype], DTYPES[keys.dtype],

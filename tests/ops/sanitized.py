@@ -1,0 +1,60 @@
+"""Run by the test of the sanitizers: a build in a folder, through awkward shapes."""
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from pannier.ops import PagedBatch, PagedSegment, native
+from pannier.ops.paged_attention import cpu, cpu_plan, reference
+from pannier.ops.store_kv import cpu as store_cpu
+
+BLOCKS = 12
+SIZES = ((64, 128), (80, 96), (5, 33))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _segments(block_size: int) -> list[PagedSegment]:
+    """The last key of the last block, a lone key, an empty segment, and rows in the middle of the keys."""
+    room = 6 * block_size
+    return [
+        PagedSegment(range(6, 12), room, 0, room - 1, 1),
+        PagedSegment([0], 1, 0, 0, 1),
+        PagedSegment([], 0, 0, 0, 2),
+        PagedSegment(range(1, 6), 5 * block_size - 1, 3, 4 * block_size, 2),
+    ]
+
+
+def check(
+    built: native.Library, sizes: tuple[int, int], block_size: int, heads_per_kv: int, dtype: torch.dtype
+) -> None:
+    """Store into every slot, then attend; raises where the reference has something else."""
+    keys, values = (torch.empty(BLOCKS, 2, block_size, size, dtype=dtype) for size in sizes)
+    k, v = (torch.randn(BLOCKS * block_size, 2, size).clamp(-1, 1) for size in sizes)
+    store_cpu.store_with(built, keys, values, torch.randperm(BLOCKS * block_size), k, v)
+    batch = PagedBatch.build(_segments(block_size), "cpu")
+    for window, softcap in ((0, 0.0), (7, 0.0), (0, 5.0)):
+        q = torch.randn(batch.num_rows, 2 * heads_per_kv, sizes[0]).to(dtype)
+        scale = sizes[0] ** -0.5
+        actual = cpu.attend_with(built, q, keys, values, batch, scale, window, softcap)
+        expected = reference.paged_attention(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
+        for ours, theirs in zip(actual, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=5e-3, atol=5e-3)
+
+
+def main() -> None:
+    """In one go, then in parts for several threads."""
+    torch.manual_seed(0)
+    # One thread takes what is planned for three: nobody waits for busy cores.
+    built = native.load(sys.argv[1], Path(sys.argv[2]))._replace(parallel=0)
+    for threads, shared_bytes in ((1, 2**40), (3, 0)):
+        torch.set_num_threads(threads)
+        cpu_plan.SHARED_BYTES = shared_bytes
+        for sizes, block_size, dtype in product(SIZES, (1, 16, 64), DTYPES):
+            check(built, sizes, block_size, (1, 3, 20)[sizes[0] % 3], dtype)
+    print("all agree")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
