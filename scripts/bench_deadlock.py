@@ -176,11 +176,12 @@ class Flood:
 
     def _send_step(self, name: str, lane: Lane, segments: tuple[m.Segment, ...], blocks: list[int]) -> None:
         rows = sum(segment.num_queries for segment in segments)
-        samples = (m.Sample(rows - 1, 0, 1, 0.0, 0, -1, 0),)
-        parts = lay_out([(Dtype.INT32, (rows,)), (Dtype.INT32, (len(blocks),))])
+        samples = (m.Sample(rows - 1, 0, 1, 0, 0, m.Filters(), -1, 0, -1),)
+        parts = lay_out((Dtype.INT32, shape) for shape in [(rows,), (len(blocks),), (0,), (0, 0)])
         payload = torch.zeros(payload_bytes(parts), dtype=torch.uint8)
-        payload[parts[1].offset :] = torch.tensor(blocks, dtype=torch.int32).view(torch.uint8)
-        step = m.Step(LIFE, SESSION, next(self._numbers), lane.lane, segments, (), samples, (), (), parts)
+        table = payload[parts[1].offset :][: parts[1].nbytes]
+        table[:] = torch.tensor(blocks, dtype=torch.int32).view(torch.uint8)
+        step = m.Step(LIFE, SESSION, next(self._numbers), lane.lane, segments, (), samples, (), (), (), parts)
         self.server.send(name.encode(), step, payload.numpy().data)
 
     def _count(self, segments: list[m.Segment]) -> None:

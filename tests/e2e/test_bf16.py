@@ -1,6 +1,6 @@
 """bfloat16 costs no more accuracy here than in the uncut model: held-out text under the embedded model."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from pannier.attention.core import AttentionCore
 from pannier.compute.core import ComputeCore
 from pannier.compute.link import InProcessLink
 from pannier.runtime.model_source import EMBEDDED
-from pannier.slicer import Run, SlicedModel, slice_model
+from pannier.slicer import Attend, SlicedModel, slice_model
+from pannier.slicer.model import Head
 from pannier.wire import Dtype, WorkerToGatewayData
 from pannier.wire import messages as m
 
@@ -28,10 +29,15 @@ class Recorded(SlicedModel):
 
     logits: list[torch.Tensor]
 
-    def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Run:
-        logits = yield from super().run(ids, positions, rows)
-        self.logits.append(logits.float())
-        return logits
+    def run_to_head(self, ids: torch.Tensor, positions: torch.Tensor) -> Generator[Attend, torch.Tensor, Head]:
+        head = yield from super().run_to_head(ids, positions)
+
+        def recorded(rows: torch.Tensor) -> torch.Tensor:
+            logits = head(rows)
+            self.logits.append(logits.float())
+            return logits
+
+        return recorded
 
 
 class InOneProcess:
@@ -73,10 +79,11 @@ class InOneProcess:
             tables += blocks
             ids += tokens
         self._step += 1
-        samples = tuple(m.Sample(row, 0, 0, 0.0, 0, -1, 0) for row in range(len(ids)))
-        step = m.Step(1, 1, self._step, 0, tuple(segments), (), samples, (), (), ())
+        samples = tuple(m.Sample(row, 0, 0, 0, 0, m.Filters(), -1, 0, -1) for row in range(len(ids)))
+        step = m.Step(1, 1, self._step, 0, tuple(segments), (), samples, (), (), (), ())
         self.model.logits = []
-        self.core.obey(step, [torch.tensor(ids, dtype=torch.int32), torch.tensor(tables, dtype=torch.int32)])
+        parts = [torch.tensor(numbers, dtype=torch.int32) for numbers in (ids, tables, [], [])]
+        self.core.obey(step, parts)
         while not any(isinstance(reply, m.StepDone) and reply.step == self._step for reply in self.replies):
             self.core.advance()
             for link in self.core.links.values():

@@ -35,7 +35,7 @@ PAYLOAD = bytes(payload_bytes(PARTS))
 
 
 def step(number: int) -> m.Step:
-    return m.Step(1, 1, number, 0, (), (), (), (), (), PARTS)
+    return m.Step(1, 1, number, 0, (), (), (), (), (), (), PARTS)
 
 
 @asynccontextmanager
