@@ -51,7 +51,7 @@ class Clock(Protocol):
 class ModelCost:
     """The numbers of a model that its speed depends on. N parameters, L calls, width d, G queries a KV head, e bytes.
 
-    Rows and sources: the Lamina paper (arXiv 2405.01814), section 2 and 4.1.
+    Notation and the counts of bytes and FLOPs are those of the Lamina paper (arXiv 2405.01814v2, table 2 and its text).
     """
 
     weights_bytes: float
@@ -103,13 +103,16 @@ class Rates:
 class Roofline:
     """The clock of a model on devices.
 
-    ==============  =================================================================================================
-    compute         max(weights / bandwidth, (rows 2 N + chunk pairs 4 d L) / FLOP rate): the paper's MTIME(B)
-    attention       max(tokens read x KV bytes / bandwidth, pairs 4 d L / FLOP rate): the paper's ATIME(B, l), which
-                    is the first term; the second is that of chunks over a long past
-    transfer        answered rows (2 + 2/G) e d L / link + L round trips: the paper's NTIME; and what the K and V of
-                    fresh prompts need of the link beyond the compute that they hide behind (DESIGN 4)
-    ==============  =================================================================================================
+    =========  ======================================================================================================
+    compute    max(weights / bandwidth, (rows 2 N + chunk pairs 4 d L) / FLOP rate)
+    attention  max(tokens read x KV bytes / bandwidth, pairs 4 d L / FLOP rate); the second term is that of chunks over
+               a long past
+    transfer   answered rows (2 + 2/G) e d L / link + L round trips; and what the K and V of fresh prompts need of the
+               link beyond the compute that they hide behind (DESIGN 4)
+    =========  ======================================================================================================
+
+    The first two are what the paper calls MTIME(B) and ATIME(B, l) and measures; as rooflines they are derived from its
+    counts. The payload of the third is the paper's.
     """
 
     model: ModelCost

@@ -1,6 +1,6 @@
 """The set-up of the Lamina paper (arXiv 2405.01814v2) that a simulation runs on when it is told of no other.
 
-LLaMA3-70B in 16 bits, one replica of 2 H100, one group of 4 H20, 400 Gbit/s a compute device: tables 1 and 3, 5.
+LLaMA3-70B in 16 bits, one replica of 2 H100, one group of 4 H20, 400 Gbit/s a compute device: tables 1, 3 and 5.
 """
 
 from pannier.planner.cost import ModelCost, Rates, Roofline

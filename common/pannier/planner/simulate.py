@@ -194,8 +194,10 @@ class _Simulation:
         del self._open[lane.number]
 
     def _note_started(self) -> None:
-        """Whoever was preempted goes before those that never ran; so if fewer wait than never ran, the first of these
-        have started."""
+        """See who has got blocks for the first time: they start in their order, and after whoever was preempted.
+
+        So when fewer wait than have never run, the first of these have started.
+        """
         while len(self._unstarted) > self._scheduler.num_waiting:
             _, live = self._unstarted.popitem(last=False)
             self._record.queueing_s.append(self._now - live.arrival_s)
