@@ -133,11 +133,13 @@ def test_a_split_that_does_not_fit_is_refused(split: str, reason: str) -> None:
         place(offers(MIB, MIB), [call(8)], split=split)
 
 
-def test_a_worker_too_small_for_one_block_is_named() -> None:
-    with pytest.raises(
-        PlacementError, match="worker w1 offers 1000 bytes; one block of 16 tokens of its heads takes 4096"
-    ):
+def test_workers_too_small_for_one_block_are_refused_with_what_they_have_and_need() -> None:
+    with pytest.raises(PlacementError, match="one block of 16 tokens; give them more memory") as caught:
         place(offers(MIB, 1000), [call(4)])
+    assert [line.split() for line in str(caught.value).splitlines()[2:]] == [
+        ["w0", "1048576", "768", "85", "1360"],
+        ["w1", "1000", "256", "0", "0"],
+    ]
 
 
 def test_what_has_nothing_to_place_or_nowhere_to_place_it_is_refused() -> None:

@@ -516,8 +516,8 @@ def test_what_could_never_run_is_refused(length: int, max_tokens: int, param: st
 
 
 def test_the_refusal_says_what_would_fit() -> None:
-    scheduler = scheduler_with(blocks=(10, 5))
-    with pytest.raises(Rejected) as caught:
+    scheduler = scheduler_with(blocks=(10, 5), token_bytes=4096)
+    with pytest.raises(Rejected, match="each token 4096 bytes of K and V") as caught:
         scheduler.add(request(0, length=60))
     assert [line.split() for line in caught.value.reason.splitlines()[1:]] == [
         ["group", "blocks", "longest"],

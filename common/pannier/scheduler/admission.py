@@ -19,16 +19,18 @@ def refuse_impossible(request: Request, config: SchedulerConfig) -> None:
         raise Rejected("invalid", "n", reason)
 
 
-def refuse_unfitting(request: Request, max_stored: int, pools: Mapping[int, BlockPool], block_size: int) -> None:
+def refuse_unfitting(
+    request: Request, max_stored: int, pools: Mapping[int, BlockPool], config: SchedulerConfig
+) -> None:
     """Raise `Rejected`, with what there is, when no group could hold one of its sequences even if it were empty."""
     if not pools:
         raise Rejected("unavailable", None, "no attention workers are ready")
     largest = max(pool.total for pool in pools.values())
-    needed = max(blocks_for(max_stored, block_size), blocks_to_start(request, len(request.prompt), block_size))
+    to_start = blocks_to_start(request, len(request.prompt), config.block_size)
+    needed = max(blocks_for(max_stored, config.block_size), to_start)
     if needed > largest:
-        prompt_fits = blocks_to_start(request, len(request.prompt), block_size) <= largest
-        field = "max_tokens" if prompt_fits else "prompt"
-        raise Rejected("invalid", field, _budget(request, max_stored, needed, pools, block_size))
+        field = "max_tokens" if to_start <= largest else "prompt"
+        raise Rejected("invalid", field, _budget(request, max_stored, needed, pools, config))
 
 
 def blocks_to_start(request: Request, num_tokens: int, block_size: int) -> int:
@@ -37,13 +39,16 @@ def blocks_to_start(request: Request, num_tokens: int, block_size: int) -> int:
     return blocks_for(num_tokens, block_size) + (len(request.sequences) - 1) * has_tail
 
 
-def _budget(request: Request, max_stored: int, needed: int, pools: Mapping[int, BlockPool], block_size: int) -> str:
-    rows = [f"{group:>5}  {pool.total:>6}  {pool.total * block_size + 1:>7}" for group, pool in pools.items()]
-    num_outputs = max_stored + 1 - len(request.prompt)
+def _budget(
+    request: Request, max_stored: int, needed: int, pools: Mapping[int, BlockPool], config: SchedulerConfig
+) -> str:
+    num_outputs, size = max_stored + 1 - len(request.prompt), config.block_size
+    per_token = "" if config.token_bytes is None else f", each token {config.token_bytes} bytes of K and V"
+    rows = [f"{group:>5}  {pool.total:>6}  {pool.total * size + 1:>7}" for group, pool in pools.items()]
     return "\n".join(
         [
             f"a prompt of {len(request.prompt)} and {num_outputs} output tokens need {needed} blocks of "
-            f"{block_size} tokens, more than any group of attention workers has:",
+            f"{size} tokens{per_token}, more than any group of attention workers has:",
             "group  blocks  longest",
             *rows,
         ]

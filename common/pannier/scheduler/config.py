@@ -24,6 +24,8 @@ class SchedulerConfig:
     """Who goes first, and is preempted last: who came first, or who has the smaller priority number."""
     prefix_cache: bool = True
     """Whether full blocks are kept and shared by their content."""
+    token_bytes: int | None = None
+    """K and V of one token over all calls and heads, to be told who doesn't fit; None if nobody knows."""
     namespace: str = ""
     """Model and dtype: what K and V depend on beside the tokens."""
     plan_ahead: int = 2

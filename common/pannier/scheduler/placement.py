@@ -189,12 +189,19 @@ def _token_bytes(classes: Sequence[HeadClass], counts: Counts, worker: int) -> i
 
 
 def _too_small(team: Sequence[AttentionOffer], classes: Sequence[HeadClass], counts: Counts, block_size: int) -> str:
-    needs = [_token_bytes(classes, counts, number) * block_size for number in range(len(team))]
-    worst = min(range(len(team)), key=lambda number: team[number].memory_bytes / needs[number])
-    return (
-        f"attention worker {team[worst].name} offers {team[worst].memory_bytes} bytes; one block of {block_size} "
-        f"tokens of its heads takes {needs[worst]}"
-    )
+    """What each worker has, and what the model takes of it."""
+    lines = [
+        f"these attention workers can't hold one block of {block_size} tokens; give them more memory, add workers (each "
+        "then holds fewer heads), or choose a smaller block size or KV dtype:",
+        "worker  memory bytes  KV bytes per token  blocks  longest",
+    ]
+    for number, offer in enumerate(team):
+        per_token = _token_bytes(classes, counts, number)
+        num_blocks = offer.memory_bytes // (per_token * block_size)
+        lines.append(
+            f"{offer.name}  {offer.memory_bytes:>12}  {per_token:>18}  {num_blocks:>6}  {num_blocks * block_size:>7}"
+        )
+    return "\n".join(lines)
 
 
 def _ranges(shares: Sequence[int]) -> list[HeadRange]:

@@ -145,7 +145,7 @@ class Scheduler:
                 raise ValueError(f"sequence {number} exists; numbers are used once")
         refuse_impossible(request, self.config)
         max_length = min(len(request.prompt) + request.max_tokens, self.config.max_model_len)
-        refuse_unfitting(request, max_length - 1, self._memory.pools, self.config.block_size)
+        refuse_unfitting(request, max_length - 1, self._memory.pools, self.config)
         if len(self._waiting) >= self.config.max_waiting:
             raise Rejected("overloaded", None, f"{len(self._waiting)} requests are waiting already; try again later")
         self._num_arrived += 1

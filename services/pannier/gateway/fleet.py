@@ -84,6 +84,15 @@ class FleetConfig:
     heads_split: tuple[int, ...] | None
     max_batch_tokens: int
 
+    def kv_dtype_for(self, facts: m.ComputeFacts) -> Dtype:
+        """What K and V of this model are stored in."""
+        return self.kv_dtype or facts.wire_dtype
+
+    def token_bytes(self, facts: m.ComputeFacts) -> int:
+        """Bytes of one token's K and V over all calls and heads."""
+        elements = sum(call.kv_heads * (call.k_size + call.v_size) for call in facts.calls)
+        return elements * self.kv_dtype_for(facts).itemsize
+
 
 class Fleet:
     """All workers, and the groups that attention workers form."""
@@ -189,7 +198,7 @@ class Fleet:
         in_groups = sum(entry.assign is not None for entry in self.attention.values())
         if facts is None or not free or len(free) < self.config.attention_workers - in_groups:
             return []
-        kv_dtype = self.config.kv_dtype or facts.wire_dtype
+        kv_dtype = self.config.kv_dtype_for(facts)
         offers = [AttentionOffer(name, e.facts.memory_bytes, e.facts.bandwidth) for name, e in free]
         split = self.config.heads_split
         try:

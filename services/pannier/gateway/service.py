@@ -356,6 +356,7 @@ class GatewayService:
             block_size=config.block_size,
             policy=config.policy,
             prefix_cache=config.prefix_cache,
+            token_bytes=self.fleet.config.token_bytes(facts),
             namespace=f"{facts.digest} {facts.dtype} {config.kv_dtype}",
         )
         admission = Admission(
