@@ -19,7 +19,7 @@ class SimulationResult:
     given_up: int
     """Requests whose patience ended before their first token came."""
     seconds: float
-    """From the first arrival to the last token."""
+    """From the first arrival until the last request has left and no step runs."""
     prompt_tokens: int
     """Of the requests that got a token."""
     cached_tokens: int

@@ -95,19 +95,19 @@ class _Simulation:
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._num_events = 0  # of two events at one time the older comes first
         self._num_plans = 0
-        self._now = self._last_token_s = 0.0
+        self._now = self._end_s = 0.0
         self._record = Recorder()
 
     def run(self) -> SimulationResult:
         """Let everything happen."""
         self._expect_arrival()
-        start_s = self._last_token_s = self._record.last_look_s = self._events[0][0] if self._events else 0.0
+        start_s = self._end_s = self._record.last_look_s = self._events[0][0] if self._events else 0.0
         while self._events:
             self._now, _, happen, subject = heappop(self._events)
             happen(subject)
         if self._live:
             raise Stalled(f"{self._scheduler.num_running} run, {self._scheduler.num_waiting} wait, and no step is left")
-        seconds = self._last_token_s - start_s
+        seconds = self._end_s - start_s
         shares = (_busy_share(devices, seconds) for devices in (self._replicas, self._groups))
         return self._record.result(seconds, sum(pool.total for pool in self._pools), *shares)
 
@@ -155,6 +155,7 @@ class _Simulation:
         self._plan()
 
     def _leave(self, live: _Live) -> None:
+        self._end_s = self._now
         del self._live[live.number]
         self._backlog.pop(live.number, None)
         self._unstarted.pop(live.number, None)
@@ -221,6 +222,7 @@ class _Simulation:
         step = lane.planned.popleft()
         lane.running = None
         self._open[lane.number] = lane
+        self._end_s = self._now  # even if all that it drew for has been cancelled
         drawn = [Drawn(sample.sequence, DRAWN_TOKEN, None, ()) for sample in step.samples]
         outputs = self._scheduler.commit(step.step, drawn)
         self._record.output_tokens += len(outputs)
@@ -244,7 +246,6 @@ class _Simulation:
         if num_outputs > 1:
             assert live.first_token_s is not None
             record.tpot_s.append((self._now - live.first_token_s) / (num_outputs - 1))
-        self._last_token_s = self._now
         self._leave(live)
 
 
