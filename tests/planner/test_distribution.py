@@ -2,13 +2,14 @@ from array import array
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pannier.planner import Distribution
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=300))
+@settings(deadline=None)
 def test_values_and_their_counts_have_one_distribution(values: list[int]) -> None:
     """A percentile is a value, the smallest that so many of all don't exceed."""
     found = Distribution.of(array("d", values))

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pannier.planner import (
@@ -101,6 +101,7 @@ gaps_ms = st.integers(0, 10**7)
 
 
 @given(rows=st.lists(st.tuples(gaps_ms, lengths, lengths), min_size=1, max_size=20))
+@settings(deadline=None)
 def test_any_azure_trace_comes_back_as_it_was_written(
     rows: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -117,6 +118,7 @@ def test_any_azure_trace_comes_back_as_it_was_written(
 
 
 @given(data=st.data(), rows=st.lists(st.tuples(gaps_ms, lengths, lengths), min_size=1, max_size=20))
+@settings(deadline=None)
 def test_any_mooncake_trace_comes_back_as_it_was_written(
     data: st.DataObject, rows: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -133,6 +135,7 @@ def test_any_mooncake_trace_comes_back_as_it_was_written(
 
 
 @given(text=st.binary(max_size=200), form=st.sampled_from(["auto", "azure", "mooncake"]))
+@settings(deadline=None)
 def test_no_file_at_all_raises_anything_but_a_trace_error(
     text: bytes, form: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
