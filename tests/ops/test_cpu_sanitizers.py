@@ -12,7 +12,7 @@ from pannier.ops import native
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ALL = dict.fromkeys(native.NEEDS)
-FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+FLAGS = ["-std=c++17", "-O0", "-g1", "-fPIC", "-shared", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def _runtime(compiler: str, name: str) -> str:

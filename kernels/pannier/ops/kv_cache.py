@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pannier.ops.huge_pages import ask_for_huge_pages
+
 
 @dataclass(frozen=True)
 class CallShape:
@@ -56,7 +58,10 @@ class KVCache:
         self._values = [self._allocate(shape.kv_heads, shape.v_size) for shape in self.shapes]
 
     def _allocate(self, heads: int, size: int) -> Tensor:
-        return torch.zeros(self.num_blocks, heads, self.block_size, size, dtype=self.dtype, device=self.device)
+        stored = torch.empty(self.num_blocks, heads, self.block_size, size, dtype=self.dtype, device=self.device)
+        if self.device.type == "cpu":
+            ask_for_huge_pages(stored)
+        return stored.zero_()
 
     def keys(self, call: int) -> Tensor:
         """Keys of a call, [P, G, K, Dk]."""
