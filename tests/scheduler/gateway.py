@@ -238,11 +238,30 @@ class SimulatedGateway:
         self.scheduler.check()
         preempted = self.scheduler.take_preemptions()
         self.seen["preemptions"] += len(preempted)
+        self._check_lanes()
         for worker in self.workers.values():
             for flight in worker.sent:
                 for (group, block), epoch in flight.epochs.items():
                     if group in self.groups:
                         assert self.groups[group].epochs[block] == epoch, "a block was released under a planned step"
+
+    def _check_lanes(self) -> None:
+        """When every lane has been asked since something changed, none runs more than one sequence more than another.
+
+        A sequence whose samples still share its prompt counts for all of them, and can't be divided.
+        """
+        scheduler = self.scheduler
+        sequences = [list(lane.sequences.values()) for lane in scheduler._lanes.values()]
+        if (
+            scheduler._may_balance
+            or not sequences
+            or any(each.next_lane is not None for lane in sequences for each in lane)
+        ):
+            return
+        widths = [[each.width for each in lane] for lane in sequences]
+        heaviest, lightest = max(widths, key=sum), min(widths, key=sum)
+        assert sum(heaviest) - sum(lightest) <= max([1, *heaviest]), f"lanes run {widths}"
+        self.seen["lanes balanced"] += len(widths) > 1 and sum(map(sum, widths)) > 1
 
     def settle(self) -> None:
         """Once nothing more goes wrong every request ends, soon, and every block is free."""

@@ -178,7 +178,7 @@ def _actions(gateway: SimulatedGateway, chance: random.Random) -> list[tuple[Cal
 def assert_it_happened(seen: Counter[str], times: int) -> None:
     """A run in which nothing was disturbed would prove nothing."""
     happenings = ["tokens promised", "rows discarded", "steps lost", "preemptions", "prefixes found", "samples forked"]
-    happenings += ["blocks copied", "blocks shared"]
+    happenings += ["blocks copied", "blocks shared", "lanes balanced"]
     endings = [f"ended with {reason}" for reason in ("stop", "length", "error")]
     assert all(seen[each] >= times for each in happenings + endings), seen
 

@@ -46,12 +46,14 @@ def count_loads(lanes: Collection[Lane]) -> None:
 
 
 def unbalanced(lanes: Collection[Lane]) -> tuple[Sequence, Lane] | None:
-    """The change of one sequence's lane that evens the loads most; None when none gains a row's cost at least."""
-    heavy = max(lanes, key=lambda lane: lane.load)
+    """A change of one sequence to the lightest lane that evens two loads by a row's cost at least; None without one."""
     light = min(lanes, key=lambda lane: lane.load)
-    gap = heavy.load - light.load
-    movable = [each for each in heavy.sequences.values() if each.next_lane is None]
-    if gap < ROW_TOKENS or not movable:
-        return None
-    chosen = min(movable, key=lambda each: (abs(gap - 2 * weight(each)), -each.arrival))
-    return (chosen, light) if abs(gap - 2 * weight(chosen)) <= gap - ROW_TOKENS else None
+    for lane in sorted(lanes, key=lambda lane: -lane.load):  # the heaviest may have nothing that can be divided
+        gap = lane.load - light.load
+        if gap < ROW_TOKENS:
+            return None
+        movable = [each for each in lane.sequences.values() if each.next_lane is None]
+        chosen = min(movable, key=lambda each: (abs(gap - 2 * weight(each)), -each.arrival), default=None)
+        if chosen is not None and abs(gap - 2 * weight(chosen)) <= gap - ROW_TOKENS:
+            return chosen, light
+    return None

@@ -191,8 +191,8 @@ def _token_bytes(classes: Sequence[HeadClass], counts: Counts, worker: int) -> i
 def _too_small(team: Sequence[AttentionOffer], classes: Sequence[HeadClass], counts: Counts, block_size: int) -> str:
     """What each worker has, and what the model takes of it."""
     lines = [
-        f"these attention workers can't hold one block of {block_size} tokens; give them more memory, add workers (each "
-        "then holds fewer heads), or choose a smaller block size or KV dtype:",
+        f"these attention workers can't hold one block of {block_size} tokens; give them more memory, add workers "
+        "(each then holds fewer heads), or choose a smaller block size or KV dtype:",
         "worker  memory bytes  KV bytes per token  blocks  longest",
     ]
     for number, offer in enumerate(team):

@@ -134,7 +134,7 @@ class Scheduler:
         for sequence in self._running():
             if sequence.next_lane == lane:
                 sequence.next_lane = None
-        self._may_admit = True
+        self._may_admit = self._may_balance = True
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -445,6 +445,7 @@ class Scheduler:
         told_lane, parent_width, parent.width = parent.lane, parent.width, 1
         if is_running:
             self._num_slots -= parent_width - 1
+            self._may_balance = True  # fewer may run than it counted for
         for index, each in enumerate(drawn, start=1):
             if self._unborn.pop(each.sequence, None) is None:
                 continue  # cancelled
