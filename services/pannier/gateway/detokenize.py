@@ -19,12 +19,13 @@ class Pieces:
     def __init__(self, tokenizer: "Tokenizer", silent: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         special = (token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
-        self._silent = frozenset(special) | frozenset(silent)
+        self._with_text = frozenset(tokenizer.get_vocab().values()).difference(special, silent)
         self._bytes = _byte_tokens(tokenizer)
+        self._lengths: dict[int, int] = {}
 
     def has_text(self, token: int) -> bool:
         """Whether the token can add to the text. A model's vocabulary may be larger than its tokenizer's."""
-        return token not in self._silent and self._tokenizer.id_to_token(token) is not None
+        return token in self._with_text
 
     def is_byte(self, token: int) -> bool:
         """Whether the token is one raw byte, whose text depends on all bytes next to it."""
@@ -33,6 +34,16 @@ class Pieces:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens that all have text."""
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def length(self, tokens: Sequence[int]) -> int:
+        """Characters of `decode(tokens)`. That of one token, which is asked for again and again, is remembered."""
+        if len(tokens) != 1:
+            return len(self.decode(tokens))
+        (token,) = tokens
+        length = self._lengths.get(token)
+        if length is None:
+            length = self._lengths[token] = len(self.decode(tokens))
+        return length
 
     def tail(self, prompt: Sequence[int]) -> list[int]:
         """The prompt's last tokens with text, never from the middle of a run of byte tokens."""
@@ -91,7 +102,7 @@ class IncrementalDetokenizer:
 
     def _move_boundary(self) -> None:
         self._context, self._pending = self._pending, []
-        self._shown = len(self._pieces.decode(self._context))
+        self._shown = self._pieces.length(self._context)
 
 
 def _byte_tokens(tokenizer: "Tokenizer") -> frozenset[int]:

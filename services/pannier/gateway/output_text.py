@@ -2,16 +2,16 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pannier.gateway.detokenize import IncrementalDetokenizer
 from pannier.gateway.stop_strings import StopStrings
 from pannier.wire.messages import Drawn
 
 
-@dataclass(frozen=True)
-class Released:
-    """New text and the tokens that go out with it, in order."""
+class Released(msgspec.Struct, frozen=True):
+    """New text and the tokens that go out with it, in order. One is made for every token, so it is a cheap struct."""
 
     text: str = ""
     drawn: tuple[Drawn, ...] = ()
@@ -55,25 +55,28 @@ class OutputText:
 
     def push(self, drawn: Drawn, *, is_stop_token: bool = False) -> Released:
         """Take the next token, which may be the one that ends the output; return what can be shown now."""
+        text = ""
+        if self._detokenizer is not None and (self._include_stop or not is_stop_token):
+            text = self._detokenizer.push(drawn.token)
+        if self._stop is None:
+            return Released(text, (drawn,))
         self._waiting.append((self._num_read, drawn))
         self._num_pushed += 1
-        if self._detokenizer is None or (is_stop_token and not self._include_stop):
-            return self._release("")
-        return self._release(self._detokenizer.push(drawn.token))
+        return self._release(text, self._stop)
 
     def finish(self) -> Released:
         """No more tokens: everything that was held back, which may still hold a stop string."""
-        released = self._release(self._detokenizer.flush() if self._detokenizer else "")
+        text = self._detokenizer.flush() if self._detokenizer else ""
+        if self._stop is None:
+            return Released(text)
+        released = self._release(text, self._stop)
         if self.stopped:
             return released
-        held = self._stop.flush() if self._stop else ""
-        return released + Released(held, self._take(len(self._waiting)))
+        return released + Released(self._stop.flush(), self._take(len(self._waiting)))
 
-    def _release(self, text: str) -> Released:
+    def _release(self, text: str, stop: StopStrings) -> Released:
         self._num_read += len(text)
-        if self._stop is None:
-            return Released(text, self._take(len(self._waiting)))
-        shown = self._stop.push(text, may_stop=self._num_pushed > self._min_tokens)
+        shown = stop.push(text, may_stop=self._num_pushed > self._min_tokens)
         self._num_shown += len(shown)
         return Released(shown, self._take(sum(start < self._num_shown for start, _ in self._waiting)))
 

@@ -47,11 +47,13 @@ class Stream:
             request=self.request,
             index=self.sequences.index(output.sequence),
             text=released.text,
-            tokens=tuple(drawn.token for drawn in released.drawn),
+            tokens=tuple([drawn.token for drawn in released.drawn]),  # a list first: half the time, for every token
             logprobs=tuple(
-                m.TokenLogprob(drawn.token, drawn.logprob, drawn.top)
-                for drawn in released.drawn
-                if drawn.logprob is not None
+                [
+                    m.TokenLogprob(drawn.token, drawn.logprob, drawn.top)
+                    for drawn in released.drawn
+                    if drawn.logprob is not None
+                ]
             ),
             prompt_logprobs=output.scored,
             finish_reason=finish_reason,
