@@ -62,8 +62,8 @@ JUDGED_FROM = 2000
 """Requests below which growth is shown and not judged: what a process first touches outweighs what it loses."""
 SAMPLES = 100
 """Looks at the processes' memory, or one for every 100 requests if that is more."""
-PATIENCE_S = 180.0
-"""A request that takes longer hangs."""
+PATIENCE_S = 900.0
+"""A request that takes longer hangs. So long, for a busy machine may stop everything for some minutes."""
 SETTLE_S = 10.0
 MAX_ERRORS = 20
 
