@@ -11,7 +11,8 @@ MADV_HUGEPAGE = 14
 def ask_for_huge_pages(tensor: Tensor) -> bool:
     """Advise the system to back a tensor on CPU with huge pages, before it is first written; whether it agreed.
 
-    It makes no difference but in speed: attention over 32 sequences of 4096 keys reads 1.1 to 1.2 times as fast.
+    It makes no difference but in speed. Attention over the same blocks, alternating with small pages on a busy machine:
+    1.06 to 1.15 times as fast with 32 sequences of about 200 keys, 1.1 to 1.6 times with 4096.
     """
     start = -(-tensor.data_ptr() // PAGE) * PAGE
     size = (tensor.data_ptr() + tensor.numel() * tensor.itemsize - start) // PAGE * PAGE
