@@ -16,9 +16,10 @@ TILE = 64
 """As in `cpu.cpp`."""
 
 MAX_ROWS = {"avx512_bf16": 256, "avx512": 32, "avx2": 4, "generic": 1}
-"""Of a segment, by build; with more, gathering the keys for torch's products of matrices may be faster. Measured in bf16
-over 192 and 1000 keys, all builds on one processor that has AVX-512 and bf16, which torch's own products used each time.
-The first build was still 1.3 to 1.7 times as fast with 512 rows; more weren't tried."""
+"""Of a segment, by build; with more, gathering the keys for torch's products of matrices may be faster.
+
+Measured in bf16 over 192 and 1000 keys, all builds on one processor that has AVX-512 and bf16, which torch's own
+products used each time. The first build was still 1.3 to 1.7 times as fast with 512 rows; more weren't tried."""
 
 QUERIES = 16
 """Query heads of some rows that go over the keys together, as `MAX_QUERIES` in `cpu.cpp`."""
