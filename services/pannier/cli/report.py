@@ -9,7 +9,10 @@ import platform
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PACKAGES = ("pannier", "torch", "transformers", "pyzmq")
 
@@ -43,46 +46,62 @@ class Report:
 
     command: str
     rows: list[Row] = field(default_factory=list)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """How engines were set, where that was decided for the measurement."""
 
     def add(self, case: str, engine: str, metric: str, unit: str, repeats: list[float]) -> None:
         """Add a metric's repeats."""
         self.rows.append(Row(case, engine, metric, median(repeats), unit, tuple(repeats)))
 
-    def ratios(self, to: str) -> list[Ratio]:
-        """Every other engine against the engine `to`, where both have the same metric."""
-        base = {(row.case, row.metric): row.value for row in self.rows if row.engine == to}
+    def ratios(self, *to: str) -> list[Ratio]:
+        """Every engine against each other engine in `to`, where both have the same metric."""
         return [
-            Ratio(row.case, row.metric, row.engine, to, row.value / base[row.case, row.metric])
+            Ratio(row.case, row.metric, row.engine, base.engine, row.value / base.value)
+            for base in self.rows
+            if base.engine in to
             for row in self.rows
-            if row.engine != to and (row.case, row.metric) in base
+            if row.engine != base.engine and (row.case, row.metric) == (base.case, base.metric)
         ]
 
-    def to_json(self, to: str) -> str:
+    def to_json(self, *to: str) -> str:
         """The object that programs read, on one line."""
         found: dict[str, Any] = {
             "command": self.command,
             "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
             "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
             "rows": [asdict(row) for row in self.rows],
-            "ratios": [asdict(ratio) for ratio in self.ratios(to)],
+            "ratios": [asdict(ratio) for ratio in self.ratios(*to)],
+            "settings": self.settings,
         }
         return json.dumps(found)
 
-    def print(self, to: str) -> None:
-        """A table for people."""
+    def print(self, *to: str) -> None:
+        """A table for people of each case, and how engines were set."""
         from rich.console import Console
+
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        for case in dict.fromkeys(row.case for row in self.rows):
+            console.print(case)
+            console.print(self._table(case, to))
+        for engine, settings in self.settings.items():
+            if settings:
+                console.print(f"{engine}: " + ", ".join(f"{name} {value}" for name, value in settings.items()))
+
+    def _table(self, case: str, to: tuple[str, ...]) -> "Table":
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False)
-        for column in ("case", "engine", "metric", "median", "", "repeats", f"of {to}"):
+        for column in ("engine", "metric", "median", "", "repeats", *(f"of {base}" for base in to)):
             table.add_column(column)
-        ratios = {(ratio.case, ratio.metric, ratio.of): ratio.value for ratio in self.ratios(to)}
+        ratios = {
+            (each.metric, each.of, each.to): f"{each.value:.2f}x" for each in self.ratios(*to) if each.case == case
+        }
         for row in self.rows:
-            ratio = ratios.get((row.case, row.metric, row.engine))
-            repeats = " ".join(f"{value:.4g}" for value in row.repeats)
-            share = "" if ratio is None else f"{ratio:.2f}x"
-            table.add_row(row.case, row.engine, row.metric, f"{row.value:.4g}", row.unit, repeats, share)
-        Console(highlight=False).print(table)
+            if row.case == case:
+                repeats = " ".join(f"{value:.4g}" for value in row.repeats)
+                shares = [ratios.get((row.metric, row.engine, base), "") for base in to]
+                table.add_row(row.engine, row.metric, f"{row.value:.4g}", row.unit, repeats, *shares)
+        return table
 
 
 def _cpu() -> str:
