@@ -16,7 +16,7 @@ import sys
 import time
 from array import array
 
-from pannier.scheduler import Request, Scheduler, SchedulerConfig
+from pannier.scheduler import Request, Scheduler, SchedulerConfig, Step
 from pannier.wire.messages import Drawn
 
 LANES = 2
@@ -50,8 +50,9 @@ def main() -> int:
 def measure(size: int, seconds: float) -> list[float]:
     """Seconds of rounds of `size` sequences."""
     scheduler = scheduler_of(size)
-    for lane in range(LANES):  # the prompts
-        _commit(scheduler, _plan(scheduler, lane))
+    for lane in range(LANES):
+        prompts = _plan(scheduler, lane)
+        scheduler.commit(prompts.step, _drawn(prompts))
     flying = [_plan(scheduler, lane) for lane in range(LANES)]
     times: list[float] = []
     stop = time.perf_counter() + seconds
@@ -61,12 +62,13 @@ def measure(size: int, seconds: float) -> list[float]:
         spent = 0.0
         for lane in range(LANES):
             started = time.perf_counter()
-            ahead = _plan(scheduler, lane)
+            ahead = scheduler.schedule(lane)
             spent += time.perf_counter() - started
-            drawn = _drawn(flying[lane])
+            step, drawn = flying[lane].step, _drawn(flying[lane])
             started = time.perf_counter()
-            scheduler.commit(flying[lane][0], drawn)
+            scheduler.commit(step, drawn)
             spent += time.perf_counter() - started
+            assert ahead is not None
             flying[lane] = ahead
         times.append(spent)
         if len(times) == MAX_MODEL_LEN - PROMPT - 8:
@@ -95,19 +97,14 @@ def scheduler_of(size: int) -> Scheduler:
     return scheduler
 
 
-def _plan(scheduler: Scheduler, lane: int) -> tuple[int, list[int]]:
+def _plan(scheduler: Scheduler, lane: int) -> Step:
     step = scheduler.schedule(lane)
     assert step is not None
-    return step.step, [sample.sequence for sample in step.samples]
+    return step
 
 
-def _drawn(flying: tuple[int, list[int]]) -> list[Drawn]:
-    step, sequences = flying
-    return [Drawn(sequence, (step + sequence) % 1000, None, ()) for sequence in sequences]
-
-
-def _commit(scheduler: Scheduler, flying: tuple[int, list[int]]) -> None:
-    scheduler.commit(flying[0], _drawn(flying))
+def _drawn(step: Step) -> list[Drawn]:
+    return [Drawn(sample.sequence, (step.step + sample.sequence) % 1000, None, ()) for sample in step.samples]
 
 
 if __name__ == "__main__":

@@ -267,8 +267,8 @@ def test_cancel_and_finish_are_idempotent_and_know_no_strangers() -> None:
 
 def test_dropped_steps_are_planned_again_the_same() -> None:
     scheduler = scheduler_with()
-    scheduler.add(request(0))
-    scheduler.add(request(1, length=6))
+    scheduler.add(request(0, length=5))
+    scheduler.add(request(1, length=9))
     stepped(scheduler)
     before = [planned(scheduler), planned(scheduler)]
     assert scheduler.drop(0) == [step.step for step in before]

@@ -70,7 +70,8 @@ def _check_progress(sequence: Sequence, steps: list[tuple[int, Rows]]) -> None:
     if sequence.is_finished:
         return
     drawing = [step for step, rows in steps if rows.num_draws]
-    require([p.step for p in sequence.promised] == drawing, f"{name}: {sequence.promised} from steps {drawing}")
-    length = len(sequence.tokens) + len(sequence.promised)
+    require(sequence.num_promised == len(drawing), f"{name}: {sequence.num_promised} promised by steps {drawing}")
+    require(drawing[-1:] in ([], [sequence.promised_step]), f"{name}: {sequence.promised_step} of steps {drawing}")
+    length = len(sequence.tokens) + sequence.num_promised
     require(sequence.length == length, f"{name}: length {sequence.length}, {length} tokens known and promised")
     require(sequence.num_planned < sequence.length, f"{name}: {sequence.num_planned} planned of {sequence.length}")

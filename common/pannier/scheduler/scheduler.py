@@ -184,7 +184,16 @@ class Scheduler:
     def _sequence(self, request: Request, number: int, index: int, arrival: int, max_length: int) -> Sequence:
         rank = (request.priority if self.config.policy == "priority" else 0, arrival, index)
         tokens, contents = array("i", request.prompt), Contents(root(self.config.namespace, request.salt))
-        sequence = Sequence(request, number, index, arrival, rank, max_length, tokens, contents)
+        sequence = Sequence(
+            request=request,
+            number=number,
+            index=index,
+            arrival=arrival,
+            rank=rank,
+            max_length=max_length,
+            tokens=tokens,
+            contents=contents,
+        )
         self._sequences[number] = sequence
         return sequence
 
@@ -208,17 +217,14 @@ class Scheduler:
         self._balance()
         if len(track.planned) >= self.config.plan_ahead or self._is_doomed(track):
             return None
-        decodes, chunks = self._pick(track)
-        if not decodes and not chunks:
-            return None
         draft = Draft(self._next_step, lane, self.config.block_size)
+        self._pick(track, draft)
+        if not draft.segments:
+            return None
         self._next_step += 1
-        draft.add_decodes(decodes)
-        for chunk in chunks:
-            draft.add_chunk(chunk)
-        step = draft.finish()
-        track.planned.append(Planned(step, decodes, chunks, frozenset(draft.groups)))
-        return step
+        planned = draft.finish()
+        track.planned.append(planned)
+        return planned.step
 
     def step_with_states(self, step: int) -> Step:
         """The step again, with the states that its draws need. Raises `Unplanned` unless its lane owes it next."""
@@ -241,10 +247,9 @@ class Scheduler:
         track = self._lanes[planned.step.lane]
         track.planned.popleft()
         outputs = [self._score(each) for each in scored if each.sequence in self._sequences]
-        place = 0
-        for sequence in planned.decodes:
-            self._advance(sequence, 1, drawn[place : place + 1], outputs)
-            place += 1
+        for sequence, answer in zip(planned.decodes, drawn, strict=False):  # their draws come first
+            self._advance(sequence, 1, (answer,), outputs)
+        place = len(planned.decodes)
         for sequence, num_tokens, num_draws in planned.chunks:
             self._advance(sequence, num_tokens, drawn[place : place + num_draws], outputs)
             place += num_draws
@@ -344,31 +349,18 @@ class Scheduler:
 
     # --- choice of rows --------------------------------------------------------------------------------------------
 
-    def _pick(self, lane: Lane) -> tuple[list[Sequence], list[Rows]]:
-        """Every decode row, and prompts within the token budget; rows that the attention workers answer go first."""
-        decodes: list[Sequence] = []
-        growing: list[Sequence] = []
-        prompts: list[Sequence] = []
+    def _pick(self, lane: Lane, draft: Draft) -> None:
+        """Every decode row, then prompts within the token budget; rows that the attention workers answer go first."""
         newest = lane.planned[-1].step.step if lane.planned else -1
-        for sequence in lane.sequences.values():
-            if not sequence.is_ready_behind(newest):
-                continue
-            stored = sequence.num_planned
-            if sequence.length - stored > 1 or stored < sequence.num_prompt:
-                prompts.append(sequence)
-            else:
-                decodes.append(sequence)
-                if stored == len(sequence.blocks) * self._block_size:
-                    growing.append(sequence)
-        if growing:
-            growing.sort(key=_rank)
-            grown = {each.number for each in growing if each.lane == lane.number and self._grow(each)}
-            sat_out = {each.number for each in growing} - grown
-            decodes = [each for each in decodes if each.lane == lane.number and each.number not in sat_out]
-        waiting = sorted((each for each in prompts if each.lane == lane.number), key=_rank)
-        chunks = list(_chunks(waiting, self.config.max_batch_tokens - len(decodes)))
-        chunks.sort(key=lambda chunk: chunk.sequence.num_planned == 0)
-        return decodes, chunks
+        growing, prompts = draft.add_ready(lane.sequences.values(), newest)
+        for sequence in sorted(growing, key=_rank):
+            if sequence.lane == lane.number and self._grow(sequence):  # not preempted just now
+                draft.add_decode(sequence)
+        if prompts:
+            waiting = sorted((each for each in prompts if each.lane == lane.number), key=_rank)
+            chunks = list(_chunks(waiting, self.config.max_batch_tokens - len(draft.decodes)))
+            for chunk in sorted(chunks, key=lambda chunk: chunk.sequence.num_planned == 0):
+                draft.add_chunk(chunk)
 
     # --- blocks ----------------------------------------------------------------------------------------------------
 
@@ -496,6 +488,8 @@ class Scheduler:
             number = planned.step.step
             for sequence, num_tokens, num_draws in planned.rows:
                 sequence.undo(number, num_tokens, num_draws > 0)
+                if num_draws and sequence.num_promised and sequence.finish_reason is None:
+                    sequence.recall(*_newest_promise(sequence, lane))
                 if sequence.num_steps == 0:
                     self._settle(sequence)
             lost.append(number)
@@ -531,6 +525,16 @@ class Scheduler:
         books.check(self.config, self._memory.pools, self._lanes, self._sequences, self._waiting, self._displaced)
         require(self._num_slots == sum(each.width for each in self._running()), "slots differ")
         require(all(each in self._sequences.values() for each in self._unborn.values()), "an orphan is unborn")
+
+
+def _newest_promise(sequence: Sequence, lane: Lane) -> tuple[int, int]:
+    """The newest of the lane's planned steps that draws for the sequence, and its sample that does."""
+    return next(
+        (planned.step.step, place)
+        for planned in reversed(lane.planned)
+        for place, sample in enumerate(planned.step.samples)
+        if sample.sequence == sequence.number
+    )
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:

@@ -3,7 +3,9 @@
 from array import array
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from pannier.scheduler.blocks import Ints
 from pannier.scheduler.content import Contents
@@ -30,7 +32,7 @@ class Constraint(Protocol):
 GREEDY = Filters()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """What the gateway asks for, already checked and resolved."""
 
@@ -57,7 +59,7 @@ class Request:
     """Prefixes are shared among requests of one salt."""
 
 
-class Output(NamedTuple):
+class Output(msgspec.Struct, frozen=True, gc=False):
     """What a committed step, or a loss, means to one sequence."""
 
     sequence: int
@@ -72,14 +74,7 @@ class Output(NamedTuple):
     """Tokens of the prompt whose K and V were there already."""
 
 
-class Promise(NamedTuple):
-    """A token that is not known yet: what sample number `sample` of the planned step `step` will draw."""
-
-    step: int
-    sample: int
-
-
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
     """Tokens, blocks and progress of one sample of a request.
 
@@ -89,58 +84,69 @@ class Sequence:
     num_stored   K and V written by committed steps
     num_planned  the same once the planned steps have committed
     len(tokens)  prompt and committed outputs
-    length       with the outputs that planned steps will draw (`promised`)
+    length       with the outputs that planned steps will draw (`num_promised`)
     ===========  ==================================================================
+
+    The newest promised token is what sample `promised_sample` of step `promised_step` will draw.
 
     It waits (without lane and group), runs (with a group, and a lane unless its lane was removed), or leaves: finished
     or preempted while planned steps still name its blocks.
     """
 
-    request: Request
+    # What every step of every sequence looks at comes first and stands together: with thousands of sequences the
+    # scheduler's time is that of fetching them from memory.
     number: int
-    index: int
-    """Which of its request's samples it is."""
-    arrival: int
-    rank: tuple[int, int, int]
-    """Smaller goes first."""
     max_length: int
     tokens: Ints
-    contents: Contents
+    blocks: Ints = field(init=False)
     length: int = field(init=False)
     num_prompt: int = field(init=False)
-    promised: list[Promise] = field(default_factory=list)
-    num_stored: int = 0
     num_planned: int = 0
+    num_stored: int = 0
     num_steps: int = 0
     """Planned, uncommitted steps that name it: until there are none its blocks may be written."""
-    lane: int | None = None
+    num_promised: int = 0
+    promised_step: int = -1
+    promised_sample: int = 0
     next_lane: int | None = None
     """Where it goes as soon as no planned step names it; until then it is not planned."""
     group: int | None = None
-    blocks: Ints = field(default_factory=lambda: array("i"))
-    spare: Ints = field(default_factory=lambda: array("i"))
-    """One block for each further sample, for what its own tail of the prompt will be."""
     copied: int | None = None
-    """The block, held too, of which its last one must become a copy before it is written."""
-    width: int = 1
-    """Sequences that it counts for: before the fork all of its request."""
-    num_scored: int = 0
-    """The prompt's positions up to this one are scored; 0 is the first, which follows nothing."""
-    num_cached: int = 0
-    """Tokens of the prompt that were there when it first ran."""
-    told_at: int | None = None
-    """The step by which the compute worker of its lane got its sampler state."""
-    is_preempted: bool = False
+    """The block, held too, of which the block of its first row must become a copy before it is written."""
     finish_reason: str | None = None
     is_step_by_step: bool = field(init=False)
     has_rules: bool = field(init=False)
     """Whether its draws need more than logits, filters and seed."""
+    index: int
+    """Which of its request's samples it is."""
+    seed: int = field(init=False)
+    filters: Filters = field(init=False)
     top_logprobs: int = field(init=False)
+    stop_tokens: frozenset[int] = field(init=False)
+    num_cached: int = 0
+    """Tokens of the prompt that were there when it first ran."""
+    request: Request
+    arrival: int
+    rank: tuple[int, int, int]
+    """Smaller goes first."""
+    contents: Contents
+    lane: int | None = None
+    spare: Ints = field(default_factory=lambda: array("i"))
+    """One block for each further sample, for what its own tail of the prompt will be."""
+    width: int = 1
+    """Sequences that it counts for: before the fork all of its request."""
+    num_scored: int = 0
+    """The prompt's positions up to this one are scored; 0 is the first, which follows nothing."""
+    told_at: int | None = None
+    """The step by which the compute worker of its lane got its sampler state."""
+    is_preempted: bool = False
 
     def __post_init__(self) -> None:
-        self.num_prompt = len(self.request.prompt)
-        self.length = len(self.tokens)
         request = self.request
+        self.num_prompt = len(request.prompt)
+        self.length = len(self.tokens)
+        self.blocks = array("i")
+        self.seed, self.filters, self.stop_tokens = request.seed, request.filters, request.stop_tokens
         self.is_step_by_step = request.step_by_step or request.constraint is not None
         self.has_rules = request.rules is not None or request.constraint is not None
         self.top_logprobs = -1 if request.logprobs is None else request.logprobs
@@ -177,7 +183,7 @@ class Sequence:
         """
         if self.length == self.max_length or self.next_lane is not None:
             return False  # its last token is promised, or it is about to change lanes
-        return not self.promised or (self.promised[-1].step == step and not self.is_step_by_step)
+        return not self.num_promised or (self.promised_step == step and not self.is_step_by_step)
 
     def plan(self, count: int) -> None:
         """A step was planned that computes its next `count` tokens."""
@@ -186,24 +192,29 @@ class Sequence:
 
     def promise(self, step: int, sample: int) -> None:
         """A planned step will draw its next token."""
-        self.promised.append(Promise(step, sample))
+        self.promised_step, self.promised_sample = step, sample
+        self.num_promised += 1
         self.length += 1
 
     def undo(self, step: int, count: int, draws: bool) -> None:
-        """The newest planned step is lost: as if it had never been planned."""
+        """The newest planned step is lost: as if it had never been planned. What is promised then, see `recall`."""
         self.num_planned -= count
         self.num_steps -= 1
         if self.told_at == step:
             self.told_at = None
         if draws:
-            self.promised.pop()
+            self.num_promised -= 1
             self.length -= 1
+
+    def recall(self, step: int, sample: int) -> None:
+        """Of the tokens that are promised still, this is the newest."""
+        self.promised_step, self.promised_sample = step, sample
 
     def append(self, token: int) -> None:
         """Take the token that was promised first, and see whether it is the last."""
-        del self.promised[0]
+        self.num_promised -= 1
         self.tokens.append(token)
-        if token in self.request.stop_tokens:
+        if token in self.stop_tokens:
             self.finish_reason = "stop"
         elif len(self.tokens) == self.max_length:
             self.finish_reason = "length"

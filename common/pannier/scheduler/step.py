@@ -75,6 +75,8 @@ class Draft:
     step: int
     lane: int
     block_size: int
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Rows] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     token_ids: Ints = field(default_factory=lambda: array("i"))
     blocks: Ints = field(default_factory=lambda: array("i"))
@@ -87,36 +89,59 @@ class Draft:
     states: list[SamplerState] = field(default_factory=list)
     groups: set[int] = field(default_factory=set)
 
-    def add_decodes(self, sequences: Iterable[Sequence]) -> None:
-        """Write one row and one draw for each, and count them as planned.
+    def add_ready(self, sequences: Iterable[Sequence], newest: int) -> tuple[list[Sequence], list[Sequence]]:
+        """Write a row and a draw for each that has one new token and room for it, and count them as planned.
 
-        It runs for every token of the engine, so it is one loop, which does in half the time what `add_chunk` does.
+        `newest` is the lane's newest planned step. Returns the others that are ready: those that need a block first,
+        and those with more than one token to compute. This runs for every token of the engine, so it is one loop that
+        looks at each sequence once.
         """
-        step, segments, samples, previous = self.step, self.segments, self.samples, self.previous
-        token_ids, blocks, kind, block_size = self.token_ids, self.blocks, SegmentKind.DECODE, self.block_size
+        growing: list[Sequence] = []
+        prompts: list[Sequence] = []
         for sequence in sequences:
-            if sequence.has_rules or sequence.copied is not None:
-                self.add_chunk(Rows(sequence, 1, 1))
+            if not sequence.is_ready_behind(newest):
                 continue
-            stored, group, table, request = sequence.num_planned, sequence.group, sequence.blocks, sequence.request
-            assert group is not None
-            self.groups.add(group)
-            row, num_blocks = len(token_ids), stored // block_size + 1
-            segments.append(Segment(kind, group, 0, len(blocks), num_blocks, stored, stored, row, 1))
-            blocks.extend(table if len(table) == num_blocks else table[:num_blocks])
-            if sequence.promised:
-                token_ids.append(UNRESOLVED)
-                previous.append(Previous(row, *sequence.promised[-1]))
+            stored = sequence.num_planned
+            if sequence.length - stored > 1 or stored < sequence.num_prompt:
+                prompts.append(sequence)
+            elif stored == len(sequence.blocks) * self.block_size:
+                growing.append(sequence)
             else:
-                token_ids.append(sequence.tokens[stored])
-            sequence.plan(1)
-            sequence.promise(step, len(samples))
-            top, index = sequence.top_logprobs, sequence.index
-            samples.append(Sample(row, sequence.number, stored + 1, index, request.seed, request.filters, top, 0, -1))
+                self.add_decode(sequence)
+        return growing, prompts
+
+    def add_decode(self, sequence: Sequence) -> None:
+        """Write one row and one draw, and count them as planned."""
+        self.decodes.append(sequence)
+        if sequence.has_rules or sequence.copied is not None:
+            self.add_rows(sequence, 1, 1)
+            return
+        stored, group, table = sequence.num_planned, sequence.group, sequence.blocks
+        assert group is not None
+        self.groups.add(group)
+        token_ids, blocks, samples = self.token_ids, self.blocks, self.samples
+        row, num_blocks = len(token_ids), stored // self.block_size + 1
+        segment = Segment(SegmentKind.DECODE, group, 0, len(blocks), num_blocks, stored, stored, row, 1)
+        self.segments.append(segment)  # by position, as names would take twice as long
+        blocks.extend(table if len(table) == num_blocks else table[:num_blocks])
+        if sequence.num_promised:
+            token_ids.append(UNRESOLVED)
+            self.previous.append(Previous(row, sequence.promised_step, sequence.promised_sample))
+        else:
+            token_ids.append(sequence.tokens[stored])
+        sequence.num_planned = position = stored + 1
+        sequence.num_steps += 1
+        sequence.promise(self.step, len(samples))
+        number, index, top = sequence.number, sequence.index, sequence.top_logprobs
+        samples.append(Sample(row, number, position, index, sequence.seed, sequence.filters, top, 0, -1))
 
     def add_chunk(self, rows: Rows) -> None:
-        """Write the rows and count them as planned."""
-        sequence, num_tokens, num_draws = rows
+        """Write the rows of a chunk, and count them as planned."""
+        self.chunks.append(rows)
+        self.add_rows(*rows)
+
+    def add_rows(self, sequence: Sequence, num_tokens: int, num_draws: int) -> None:
+        """Write rows of whatever kind, and count them as planned."""
         if sequence.copied is not None:
             self._add_copy(sequence)
         self._add_segment(sequence, num_tokens)
@@ -151,8 +176,7 @@ class Draft:
         if first < len(sequence.tokens):
             self.token_ids.extend(sequence.tokens[first : first + num_tokens])
         else:
-            step, sample = sequence.promised[-1]
-            self.previous.append(Previous(len(self.token_ids), step, sample))
+            self.previous.append(Previous(len(self.token_ids), sequence.promised_step, sequence.promised_sample))
             self.token_ids.append(UNRESOLVED)
 
     def _add_scores(self, sequence: Sequence, num_tokens: int) -> None:
@@ -193,9 +217,9 @@ class Draft:
         self.states += [state_of(sequence, number) for number in numbers]
         sequence.told_at = self.step
 
-    def finish(self) -> Step:
-        """The step as it is sent."""
-        return Step(
+    def finish(self) -> Planned:
+        """The step as it is sent, and whose rows it has."""
+        step = Step(
             step=self.step,
             lane=self.lane,
             segments=tuple(self.segments),
@@ -209,6 +233,7 @@ class Draft:
             copies=tuple(self.copies),
             states=tuple(self.states),
         )
+        return Planned(step, self.decodes, self.chunks, frozenset(self.groups))
 
 
 def state_of(sequence: Sequence, number: int) -> SamplerState:

@@ -1,6 +1,6 @@
 """The wire format: every message between processes, and how it becomes frames. Imports no torch and no sockets."""
 
-from pannier.wire.codec import Buffer, Decoder, encode
+from pannier.wire.codec import Buffer, Decoder, encode, encode_header
 from pannier.wire.directions import (
     AttentionToCompute,
     ClientToGateway,
@@ -31,6 +31,7 @@ __all__ = [
     "WorkerToGateway",
     "WorkerToGatewayData",
     "encode",
+    "encode_header",
     "lay_out",
     "payload_bytes",
 ]

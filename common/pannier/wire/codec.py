@@ -25,6 +25,11 @@ def encode(message: Message, payload: Buffer | None = None) -> list[Buffer]:
     return [header] if payload is None else [header, payload]
 
 
+def encode_header(message: Message) -> bytes:
+    """The header frame of `message`, whose payload the caller lays out itself."""
+    return _encoder.encode(message)
+
+
 class Decoder(Generic[M]):
     """Validating decoder of one direction's union of messages."""
 

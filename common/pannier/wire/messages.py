@@ -22,7 +22,7 @@ import msgspec
 from pannier.wire.dtypes import Dtype
 from pannier.wire.parts import Part
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20
@@ -31,11 +31,11 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 """A number of things, or the place of one among them: what doesn't fit is refused before anybody counts with it."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True, gc=False):
     """Base of all messages: the class name is the tag on the wire."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Base of what messages are made of."""
 
 
@@ -77,7 +77,10 @@ class ComputeFacts(Record, frozen=True):
 
 
 class AttentionFacts(Record, frozen=True):
-    """What an attention worker brings; `endpoint` is where compute workers reach it ("" in their own process)."""
+    """What an attention worker brings; `endpoint` is where compute workers reach it ("" in their own process).
+
+    Those on its own host find shared memory at `door` ("": it offers none).
+    """
 
     device: str
     memory_bytes: int
@@ -85,6 +88,7 @@ class AttentionFacts(Record, frozen=True):
     """Measured read bandwidth in bytes per second."""
     dtypes: tuple[Dtype, ...]
     endpoint: str
+    door: str = ""
 
 
 class Hello(Message, frozen=True):
@@ -157,6 +161,7 @@ class ShardAddress(Record, frozen=True):
     name: str
     endpoint: str
     heads: tuple[HeadRange, ...]
+    door: str = ""
 
 
 class GroupAddress(Record, frozen=True):

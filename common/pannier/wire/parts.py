@@ -5,6 +5,7 @@ shape alone, so a receiver knows the exact frame length before it looks at a byt
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 
 import msgspec
@@ -15,6 +16,8 @@ from pannier.wire.errors import WireError
 ALIGNMENT = 64  # bytes; a cache line, and what vector loads like best
 MAX_ELEMENTS = 1 << 48
 MAX_DIMENSIONS = 8
+REMEMBERED = 1024
+"""Layouts: every call of a model has the same as the one before."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -32,6 +35,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 def lay_out(tensors: Iterable[tuple[Dtype, tuple[int, ...]]]) -> tuple[Part, ...]:
     """Place tensors one after the other, each aligned; see `payload_bytes` for the frame's length."""
+    return _lay_out(tuple(tensors))
+
+
+@lru_cache(REMEMBERED)
+def _lay_out(tensors: tuple[tuple[Dtype, tuple[int, ...]], ...]) -> tuple[Part, ...]:
     parts, offset = [], 0
     for dtype, shape in tensors:
         part = Part(dtype, shape, offset)
@@ -45,6 +53,7 @@ def payload_bytes(parts: tuple[Part, ...]) -> int:
     return parts[-1].offset + parts[-1].nbytes if parts else 0
 
 
+@lru_cache(REMEMBERED)  # of those that are right
 def check_parts(parts: tuple[Part, ...], payload_length: int) -> None:
     """Raise `WireError` unless `parts` are laid out by `lay_out` and fill exactly `payload_length` bytes."""
     for part in parts:

@@ -1,6 +1,7 @@
 """Torch tensors to payload frames and back. Only workers import this; clients have no torch."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import torch
@@ -8,7 +9,7 @@ import torch
 from pannier.wire.codec import Buffer, encode
 from pannier.wire.dtypes import Dtype
 from pannier.wire.messages import Message
-from pannier.wire.parts import Part, lay_out, payload_bytes
+from pannier.wire.parts import REMEMBERED, Part, lay_out, payload_bytes
 
 TORCH_DTYPES = {
     Dtype.FLOAT32: torch.float32,
@@ -31,11 +32,16 @@ def encode_with(message: Message, tensors: Sequence[torch.Tensor]) -> list[Buffe
 
 def pack(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Part, ...], memoryview]:
     """Parts and payload frame of tensors on any device; strided ones are made contiguous in the same copy."""
-    parts = lay_out([(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors])
+    parts = parts_of(tensors)
     frame = torch.empty(payload_bytes(parts), dtype=torch.uint8)
     for part, tensor in zip(parts, tensors, strict=True):
         _view(frame, part).copy_(tensor)
     return parts, frame.numpy().data
+
+
+def parts_of(tensors: Sequence[torch.Tensor]) -> tuple[Part, ...]:
+    """Where in a payload frame tensors lie."""
+    return lay_out([(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors])
 
 
 def unpack(parts: Sequence[Part], payload: memoryview) -> list[torch.Tensor]:
@@ -53,3 +59,29 @@ def unpack(parts: Sequence[Part], payload: memoryview) -> list[torch.Tensor]:
 
 def _view(frame: torch.Tensor, part: Part) -> torch.Tensor:
     return frame[part.offset : part.offset + part.nbytes].view(TORCH_DTYPES[part.dtype]).view(part.shape)
+
+
+class TensorMemory:
+    """Memory that stays where it is and holds payload frames at 64-byte aligned places: tensors are views of it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        frame = torch.frombuffer(memory, dtype=torch.uint8)
+        self._typed = {dtype: frame.view(torch_dtype) for dtype, torch_dtype in TORCH_DTYPES.items()}
+
+    def views(self, parts: Sequence[Part], start: int) -> list[torch.Tensor]:
+        """The tensors of a payload frame that starts at byte `start`."""
+        return [
+            self._typed[part.dtype].as_strided(
+                part.shape, _strides(part.shape), (start + part.offset) // part.dtype.itemsize
+            )
+            for part in parts
+        ]
+
+
+@lru_cache(REMEMBERED)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor, in elements."""
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * size)
+    return tuple(strides[::-1][: len(shape)])
