@@ -6,6 +6,7 @@ Every measuring command prints the same object as its last line with `--json`, s
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from statistics import median
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PACKAGES = ("pannier", "torch", "transformers", "pyzmq")
+FILE_WIDTH = 160
+"""Columns of a table that no terminal shows."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Report:
         """A table for people of each case, and how engines were set."""
         from rich.console import Console
 
-        console = Console(highlight=False, markup=False, soft_wrap=True)
+        width = None if sys.stdout.isatty() else FILE_WIDTH
+        console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
         for case in dict.fromkeys(row.case for row in self.rows):
             console.print(case)
             console.print(self._table(case, to))
@@ -92,7 +96,7 @@ class Report:
 
         table = Table(box=None, pad_edge=False)
         for column in ("engine", "metric", "median", "", "repeats", *(f"of {base}" for base in to)):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")
         ratios = {
             (each.metric, each.of, each.to): f"{each.value:.2f}x" for each in self.ratios(*to) if each.case == case
         }
