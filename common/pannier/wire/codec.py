@@ -40,13 +40,22 @@ class Decoder(Generic[M]):
         """The message and its payload (empty when it has no parts). Raises `WireError`."""
         if not 1 <= len(frames) <= 2:
             raise WireError(f"a message has one or two frames, not {len(frames)}")
-        header, payload = frames[0], memoryview(frames[1]).cast("B") if len(frames) == 2 else None
+        message, payload = self._decode(frames[0]), memoryview(frames[1]).cast("B") if len(frames) == 2 else None
+        _check_payload(message, payload)
+        return message, payload or memoryview(b"")
+
+    def decode_header(self, header: Buffer, payload_length: int) -> M:
+        """A message whose payload of so many bytes, 0 if it has no parts, lies elsewhere. Raises `WireError`."""
+        message = self._decode(header)
+        check_parts(getattr(message, "parts", ()), payload_length)
+        return message
+
+    def _decode(self, header: Buffer) -> M:
         try:
             message: M = self._decoder.decode(header)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise WireError(f"not a message of this protocol: {error}") from error
-        _check_payload(message, payload)
-        return message, payload or memoryview(b"")
+        return message
 
 
 def _check_payload(message: Message, payload: Buffer | None) -> None:

@@ -257,7 +257,8 @@ class Fleet:
         members = [(e.assign, e) for e in self.group_members(group) if e.assign is not None]
         members.sort(key=lambda member: member[0].shard)
         return m.GroupAddress(
-            group, tuple(m.ShardAddress(e.hello.name, e.facts.endpoint, assign.heads) for assign, e in members)
+            group,
+            tuple(m.ShardAddress(e.hello.name, e.facts.endpoint, a.heads, e.facts.door) for a, e in members),
         )
 
 
