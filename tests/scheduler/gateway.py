@@ -63,13 +63,9 @@ class SimulatedGateway:
             self._check_rejection(request, rejected.code)
 
     def _check_rejection(self, request: Request, code: str) -> None:
-        stored = len(request.prompt) + min(request.max_tokens, MAX_MODEL_LEN - len(request.prompt)) - 1
-        tails = (len(request.sequences) - 1) * (len(request.prompt) % BLOCK_SIZE > 0)
-        needed = max(-(-stored // BLOCK_SIZE), -(-len(request.prompt) // BLOCK_SIZE) + tails)
-        capacities = [group.pool.total for group in self.groups.values()]
         reasons = {
-            "unavailable": not capacities,
-            "invalid": bool(capacities) and needed > max(capacities),
+            "unavailable": not self.groups,
+            "invalid": bool(self.groups) and not self._could_hold(request),
             "overloaded": self.scheduler.num_waiting >= self.config.max_waiting,
         }
         assert reasons[code]
@@ -227,8 +223,9 @@ class SimulatedGateway:
     def _could_hold(self, request: Request) -> bool:
         stored = min(len(request.prompt) + request.max_tokens, MAX_MODEL_LEN) - 1
         tails = (len(request.sequences) - 1) * (len(request.prompt) % BLOCK_SIZE > 0)
-        needed = max(-(-stored // BLOCK_SIZE), -(-len(request.prompt) // BLOCK_SIZE) + tails)
-        return any(needed <= group.pool.total for group in self.groups.values())
+        totals = [group.pool.total for group in self.groups.values()]
+        room = max(totals, default=0) if len(request.sequences) > 1 else sum(totals)
+        return -(-len(request.prompt) // BLOCK_SIZE) + tails <= room and -(-stored // BLOCK_SIZE) <= sum(totals)
 
     # --- what must hold ---
 
@@ -285,7 +282,8 @@ class SimulatedGateway:
         step = flight.step
         assert 0 < len(step.token_ids) <= self.config.max_batch_tokens
         assert len(self.workers[step.lane].sent) < self.config.plan_ahead
-        kinds = [(segment.kind, segment.num_stored == 0) for segment in step.segments]
+        kinds = [(segment.kind, segment.query_position == 0) for segment in step.segments if segment.stores]
+        self.seen["sequences spread"] += sum(not segment.stores for segment in step.segments)
         assert kinds == sorted(kinds), "decode rows, chunks with a past, fresh chunks"
         sequences = flight.sequences
         assert len(set(sequences)) == len(sequences)
@@ -298,17 +296,18 @@ class SimulatedGateway:
         """No block that is written is in two tables of the step."""
         named = Counter((segment.group, block) for segment, table in flight.tables() for block in table)
         for segment, table in flight.tables():
-            written = table[segment.num_stored // BLOCK_SIZE :]
+            written = table[segment.num_stored // BLOCK_SIZE :] if segment.stores else []
             assert all(named[segment.group, block] == 1 for block in written)
         self.seen["blocks shared"] += sum(count > 1 for count in named.values())
 
     def _check_choice(self, flight: Flight, sequences: list[int]) -> None:
         previous_rows = {previous.row for previous in flight.step.previous}
-        for segment, number in zip(flight.step.segments, sequences, strict=True):
+        storing = [segment for segment in flight.step.segments if segment.stores]
+        for segment, number in zip(storing, sequences, strict=True):
             expected = self.expected[number]
             assert expected.ended is None, "no rows for a finished sequence"
             assert not (expected.request.step_by_step and segment.query_start in previous_rows)
-            assert segment.kind is SegmentKind.CHUNK or segment.num_stored >= len(expected.request.prompt)
+            assert segment.kind is SegmentKind.CHUNK or segment.query_position >= len(expected.request.prompt)
             self.seen["prefixes found"] += segment.kind is SegmentKind.CHUNK and self._starts_behind_a_hit(segment)
 
     def _starts_behind_a_hit(self, segment: Segment) -> bool:

@@ -8,7 +8,7 @@ out anew, at which their cells are poisoned: reading freed blocks and writing la
 
 import zlib
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -97,7 +97,7 @@ class Flight:
 
     step: Step
     sequences: list[int]
-    """Whose the segments are."""
+    """Whose the segments are that store."""
     epochs: dict[tuple[int, int], int]
     drawn: list[Drawn] | None = None
 
@@ -122,12 +122,15 @@ class SimulatedWorker:
         for copy in flight.step.copies:
             groups[copy.group].copy(copy.source, copy.target)
         histories: dict[int, list[int]] = {}
+        pasts: dict[int, list[int]] = defaultdict(list)  # first row -> tokens of the parts read so far
         for segment, table in list(flight.tables())[:num_segments]:
             first, count = segment.query_start, segment.num_queries
-            tokens = rows[first : first + count]
-            past = self._past(groups[segment.group], segment, table)
-            self._store(flight, groups[segment.group], segment, table, past + tokens)
-            histories |= {first + row: past + tokens[: row + 1] for row in range(count)}
+            tokens, past = rows[first : first + count], pasts[first]
+            assert segment.first_position == len(past), "parts follow one another"
+            past += self._past(groups[segment.group], segment, table)
+            if segment.stores:
+                self._store(flight, groups[segment.group], segment, table, past + tokens)
+                histories |= {first + row: past + tokens[: row + 1] for row in range(count)}
         if num_segments >= len(flight.step.segments):
             flight.drawn = self._draws(flight.step, histories)
             self.last_step, self.last_drawn = flight.step.step, flight.drawn
@@ -142,21 +145,21 @@ class SimulatedWorker:
         return tokens
 
     def _past(self, group: SimulatedGroup, segment: Segment, table: list[int]) -> list[int]:
-        assert segment.first_position == 0
-        assert segment.query_position == segment.num_stored
+        if segment.stores:
+            assert segment.query_position == segment.first_position + segment.num_stored
         past = []
-        for position in range(segment.num_stored):
-            cell = group.cells[table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE]
+        for place in range(segment.num_stored):
+            cell = group.cells[table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE]
             assert cell is not None, "a poisoned cell was read"
             past.append(cell.token)
-            assert cell.position == position, "a cell of another position was read"
+            assert cell.position == segment.first_position + place, "a cell of another position was read"
         return past
 
     def _store(
         self, flight: Flight, group: SimulatedGroup, segment: Segment, table: list[int], tokens: list[int]
     ) -> None:
         for position in range(segment.query_position, len(tokens)):
-            block = table[position // BLOCK_SIZE]
+            block = table[(position - segment.first_position) // BLOCK_SIZE]
             assert group.epochs[block] == flight.epochs[segment.group, block], "a late write: the block was released"
             group.write(block * BLOCK_SIZE + position % BLOCK_SIZE, Cell(position, tokens[position]))
 

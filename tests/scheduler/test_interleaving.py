@@ -38,7 +38,7 @@ REQUESTS = st.builds(
     priority=st.integers(0, 2),
 )
 ADDED = st.tuples(REQUESTS, st.integers(0, 2), st.sampled_from([1, 1, 1, 2, 3]))  # with topic and number of samples
-CAPACITIES = st.integers(4, 32)
+CAPACITIES = st.integers(3, 32)
 PICKS = st.integers(0, 59)
 
 Added: TypeAlias = tuple[Request, int, int]
@@ -121,7 +121,9 @@ def random_run(seed: int, num_actions: int, seen: Counter[str]) -> None:
         policy=chance.choice(["fcfs", "priority"]),
         prefix_cache=chance.random() < 0.7,
     )
-    gateway = SimulatedGateway(config, chance.randint(1, 3), [chance.randint(6, 32)], seen)
+    gateway = SimulatedGateway(
+        config, chance.randint(1, 3), [chance.randint(3, 32) for _ in range(chance.randint(1, 3))], seen
+    )
     actions = _actions(gateway, chance)
     weights = [weight for _, weight in actions]
     for _ in range(num_actions):
@@ -155,7 +157,7 @@ def _actions(gateway: SimulatedGateway, chance: random.Random) -> list[tuple[Cal
         if len(gateway.groups) > chance.randint(0, 3):
             gateway.lose_group(pick())
         else:
-            gateway.add_group(chance.randint(6, 32))
+            gateway.add_group(chance.randint(3, 32))
 
     def pick() -> int:
         return chance.randrange(1000)
@@ -178,7 +180,7 @@ def _actions(gateway: SimulatedGateway, chance: random.Random) -> list[tuple[Cal
 def assert_it_happened(seen: Counter[str], times: int) -> None:
     """A run in which nothing was disturbed would prove nothing."""
     happenings = ["tokens promised", "rows discarded", "steps lost", "preemptions", "prefixes found", "samples forked"]
-    happenings += ["blocks copied", "blocks shared", "lanes balanced"]
+    happenings += ["blocks copied", "blocks shared", "lanes balanced", "sequences spread"]
     endings = [f"ended with {reason}" for reason in ("stop", "length", "error")]
     assert all(seen[each] >= times for each in happenings + endings), seen
 

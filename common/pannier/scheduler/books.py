@@ -21,7 +21,7 @@ def check(
     """Raise `Inconsistent` unless every block, sequence and planned step is in its one place."""
     for group, pool in pools.items():
         pool.check()
-        _check_holders(group, pool, [each for each in sequences.values() if each.group == group])
+        _check_holders(group, pool, [each for each in sequences.values() if each.lies_in(group)])
     for lane in lanes.values():
         require(len(lane.planned) <= config.plan_ahead, f"lane {lane.number} has {len(lane.planned)} steps")
     running = len(displaced) + sum(len(lane.sequences) for lane in lanes.values())
@@ -35,10 +35,13 @@ def check(
 def _check_holders(group: int, pool: BlockPool, sequences: list[Sequence]) -> None:
     held: Counter[int] = Counter()
     for sequence in sequences:
-        held.update([*sequence.blocks, *sequence.spare])
-        require(len({*sequence.blocks}) == len(sequence.blocks), f"sequence {sequence.number} has a block twice")
-        if sequence.copied is not None:
-            held[sequence.copied] += 1
+        for of, start, stop in sequence.ranges:
+            blocks = sequence.blocks[start:stop] if of == group else []
+            held.update(blocks)
+            require(len({*blocks}) == len(blocks), f"sequence {sequence.number} has a block twice")
+        if sequence.group == group:
+            held.update(sequence.spare)
+            held.update([] if sequence.copied is None else [sequence.copied])
     for block in range(pool.total):
         holders = pool.num_holders(block)
         require(holders == held[block], f"block {block} of group {group}: {held[block]} holders, {holders} counted")

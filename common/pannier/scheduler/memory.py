@@ -2,11 +2,12 @@
 
 from array import array
 from collections.abc import Iterator
+from collections.abc import Sequence as List
 
-from pannier.scheduler.admission import blocks_to_start
+from pannier.scheduler.admission import blocks_to_start, fits
 from pannier.scheduler.blocks import BlockPool, Ints, blocks_for
 from pannier.scheduler.config import SchedulerConfig
-from pannier.scheduler.sequence import Sequence
+from pannier.scheduler.sequence import Part, Sequence
 
 KEPT_BACK = 100
 """One block in so many is not given to newcomers while others run: they would be preempted at once."""
@@ -32,17 +33,24 @@ class Memory:
         del self.pools[group]
         self.lost_groups.add(group)
 
+    def group_of(self, sequence: Sequence) -> int:
+        """The group of its last block."""
+        assert sequence.group is not None, f"sequence {sequence.number} has no group"
+        return sequence.group
+
     def could_hold(self, sequence: Sequence) -> bool:
-        """Whether some group has, empty, enough blocks for all that the sequence may become."""
-        needed = max(blocks_for(sequence.max_stored, self._block_size), self._blocks_to_start(sequence))
-        return any(needed <= pool.total for pool in self.pools.values())
+        """Whether the groups have, empty, enough blocks for all that the sequence may become."""
+        return fits(sequence.request, sequence.max_stored, self.pools, self._block_size)
 
     def place(self, sequence: Sequence) -> bool:
         """Give the sequence a group and blocks for what it is so far; False when none has enough.
 
-        Chosen is where most blocks are left then, those counted that hold what it needs already.
+        Chosen is where most blocks are left then, those counted that hold what it needs already. One that is too long
+        for any group, even an empty one, is spread over several.
         """
         needed = self._blocks_to_start(sequence)
+        if needed > max(pool.total for pool in self.pools.values()):
+            return self._spread(sequence, needed)
         best: tuple[int, int, Ints] | None = None
         for group, pool in self.pools.items():
             found = pool.match(self._known_contents(sequence))
@@ -62,17 +70,41 @@ class Memory:
             sequence.num_cached = sequence.num_stored
         return True
 
+    def _spread(self, sequence: Sequence, needed: int) -> bool:
+        """The fewest groups that have room now, the roomiest first."""
+        if needed > sum(pool.available for pool in self.pools.values()):
+            return False
+        parts: list[Part] = []
+        for group in sorted(self.pools, key=lambda group: -self.pools[group].available):
+            pool, start = self.pools[group], len(sequence.blocks)
+            count = min(pool.available, needed - start)
+            if count:
+                parts.append(Part(group, start))
+                sequence.blocks.extend(pool.allocate(count))
+        sequence.parts, sequence.group = tuple(parts), parts[-1].group
+        return True
+
     def grow(self, sequence: Sequence) -> bool:
-        """One more block; False when there is none."""
-        pool = self.pools[_group(sequence)]
+        """One more block; False when its group has none."""
+        pool = self.pools[self.group_of(sequence)]
         if not pool.available:
             return False
         sequence.blocks.extend(pool.allocate(1))
         return True
 
+    def grow_elsewhere(self, sequence: Sequence) -> bool:
+        """One more block of another group, for a sequence that no group could hold alone; False when there is none."""
+        needed = len(sequence.blocks) + 1
+        roomiest = max(self.pools, key=lambda group: self.pools[group].available)
+        if needed <= max(pool.total for pool in self.pools.values()) or not self.pools[roomiest].available:
+            return False
+        parts = sequence.parts or (Part(self.group_of(sequence), 0),)
+        sequence.parts, sequence.group = (*parts, Part(roomiest, len(sequence.blocks))), roomiest
+        return self.grow(sequence)
+
     def share(self, parent: Sequence, child: Sequence) -> None:
         """Give the child the prompt's full blocks, and one of its own for a copy of the last that isn't full."""
-        child.group = _group(parent)
+        child.group = self.group_of(parent)
         pool = self.pools[child.group]
         num_full, tail = divmod(parent.num_prompt, self._block_size)
         child.blocks = parent.blocks[:num_full]
@@ -85,35 +117,36 @@ class Memory:
 
     def filled(self, sequence: Sequence, before: int) -> None:
         """Where it had stored `before` tokens it now has more: blocks that are full can be found by their content."""
-        pool = self._pool_of(sequence)
-        if pool is None:
-            return
         if sequence.copied is not None and sequence.num_stored > before:
-            pool.release([sequence.copied])
+            self._give(self.group_of(sequence), [sequence.copied])
             sequence.copied = None
-        if self._config.prefix_cache:
-            known = min(sequence.num_stored, len(sequence.tokens))  # rows planned ahead may lie behind its end
-            for index in range(before // self._block_size, known // self._block_size):
-                pool.publish(sequence.blocks[index], sequence.contents.name(index, sequence.tokens, self._block_size))
+        if not self._config.prefix_cache:
+            return
+        known = min(sequence.num_stored, len(sequence.tokens))  # rows planned ahead may lie behind its end
+        full = range(before // self._block_size, known // self._block_size)
+        for group, start, stop in sequence.ranges:
+            for index in range(max(full.start, start), min(full.stop, stop)):
+                name = sequence.contents.name(index, sequence.tokens, self._block_size)
+                if group in self.pools:
+                    self.pools[group].publish(sequence.blocks[index], name)
 
     def release_spare(self, sequence: Sequence) -> None:
         """Give back what was kept for further samples."""
-        pool = self._pool_of(sequence)
-        if pool is not None:
-            pool.release(sequence.spare)
+        self._give(self.group_of(sequence), sequence.spare)
         sequence.spare = array("i")
 
     def release(self, sequence: Sequence) -> None:
         """Give back all that a sequence holds."""
-        pool = self._pool_of(sequence)
-        if pool is not None:
-            pool.release([] if sequence.copied is None else [sequence.copied])
-            pool.release(sequence.spare)
-            pool.release(sequence.blocks)
+        for group, start, stop in reversed(sequence.ranges):
+            self._give(group, sequence.blocks[start:stop])
+        if sequence.group is not None:
+            self._give(sequence.group, sequence.spare)
+            self._give(sequence.group, [] if sequence.copied is None else [sequence.copied])
 
-    def _pool_of(self, sequence: Sequence) -> BlockPool | None:
-        """None before it first runs, and when its group was lost."""
-        return None if sequence.group is None else self.pools.get(sequence.group)
+    def _give(self, group: int, blocks: List[int]) -> None:
+        """Give blocks back, unless their group was lost."""
+        if group in self.pools:
+            self.pools[group].release(blocks)
 
     def _blocks_to_start(self, sequence: Sequence) -> int:
         if sequence.width == 1:
@@ -125,8 +158,3 @@ class Memory:
         if self._config.prefix_cache and not sequence.wants_scores:
             for index in range((sequence.length - 1) // self._block_size):
                 yield sequence.contents.name(index, sequence.tokens, self._block_size)
-
-
-def _group(sequence: Sequence) -> int:
-    assert sequence.group is not None, f"sequence {sequence.number} has no group"
-    return sequence.group

@@ -105,7 +105,7 @@ class Scheduler:
             return []
         self._memory.lose_group(group)
         for sequence in self._running():
-            if sequence.group == group:
+            if sequence.lies_in(group):
                 self._preempt(sequence)
         reason = f"group {group} of attention workers was lost, and no other has enough blocks for it"
         return [
@@ -354,15 +354,19 @@ class Scheduler:
         newest = lane.planned[-1].step.step if lane.planned else -1
         growing, prompts = draft.add_ready(lane.sequences.values(), newest)
         for sequence in sorted(growing, key=_rank):
-            if sequence.lane == lane.number and self._grow(sequence):  # not preempted just now
+            if sequence.lane == lane.number and self._has_room(sequence):  # not preempted just now
                 draft.add_decode(sequence)
         if prompts:
             waiting = sorted((each for each in prompts if each.lane == lane.number), key=_rank)
-            chunks = list(_chunks(waiting, self.config.max_batch_tokens - len(draft.decodes)))
+            chunks = list(_chunks(waiting, self.config.max_batch_tokens - len(draft.decodes), self._block_size))
             for chunk in sorted(chunks, key=lambda chunk: chunk.sequence.num_planned == 0):
                 draft.add_chunk(chunk)
 
     # --- blocks ----------------------------------------------------------------------------------------------------
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether its next token has a place, for which it may need one more block."""
+        return sequence.num_planned < len(sequence.blocks) * self._block_size or self._grow(sequence)
 
     def _grow(self, sequence: Sequence) -> bool:
         """One more block for a sequence whose blocks are full; False when it has to sit out.
@@ -370,11 +374,13 @@ class Scheduler:
         It does so while steps are under way that name it or whoever gives back blocks: what they end may be enough.
         """
         while not self._memory.grow(sequence):
-            group = sequence.group
-            if sequence.num_steps or any(each.is_leaving and each.group == group for each in self._sequences.values()):
+            group = self._memory.group_of(sequence)
+            if sequence.num_steps or any(each.is_leaving and each.lies_in(group) for each in self._sequences.values()):
                 self._stalled.add(sequence.number)
                 return False
-            last = max((each for each in self._running() if each.group == group), key=_rank)
+            last = max((each for each in self._running() if each.lies_in(group)), key=_rank)
+            if last is sequence and self._memory.grow_elsewhere(sequence):
+                break
             self._preempt(last)
             if last is sequence:
                 return False
@@ -541,15 +547,21 @@ def _rank(sequence: Sequence) -> tuple[int, int, int]:
     return sequence.rank
 
 
-def _chunks(prompts: Iterable[Sequence], budget: int) -> Iterator[Rows]:
+def _chunks(prompts: Iterable[Sequence], budget: int, block_size: int) -> Iterator[Rows]:
     """As much of each prompt as the budget leaves, in the order of rank."""
     for sequence in prompts:
         if budget == 0:
             return
         left = sequence.length - sequence.num_planned
-        count = min(budget, left)
+        count = min(budget, left, _room_in_part(sequence, block_size))
         yield Rows(sequence, count, sequence.width if count == left else 0)
         budget -= count
+
+
+def _room_in_part(sequence: Sequence, block_size: int) -> int:
+    """Tokens until the rows of a chunk would have to be stored in another group."""
+    ends = (stop * block_size for _, _, stop in sequence.ranges)
+    return next(end for end in ends if end > sequence.num_planned) - sequence.num_planned
 
 
 def _compare(step: Step, drawn: List[Drawn], scored: List[Scored]) -> None:

@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -74,6 +74,13 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     """Tokens of the prompt whose K and V were there already."""
 
 
+class Part(NamedTuple):
+    """From block `start` on a sequence's blocks are those of another group."""
+
+    group: int
+    start: int
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
     """Tokens, blocks and progress of one sample of a request.
@@ -111,6 +118,9 @@ class Sequence:
     next_lane: int | None = None
     """Where it goes as soon as no planned step names it; until then it is not planned."""
     group: int | None = None
+    """Of its blocks; the last one's where they are spread over several."""
+    parts: tuple[Part, ...] = ()
+    """Where its blocks lie, if they are spread over several groups; else none."""
     copied: int | None = None
     """The block, held too, of which the block of its first row must become a copy before it is written."""
     finish_reason: str | None = None
@@ -176,6 +186,18 @@ class Sequence:
         """Whether it gives its blocks back when no planned step names it any more."""
         return self.is_preempted or self.finish_reason is not None
 
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Group, first block, and the block behind the last, of each part of its blocks."""
+        if not self.parts:
+            return [] if self.group is None else [(self.group, 0, len(self.blocks))]
+        stops = [*(part.start for part in self.parts[1:]), len(self.blocks)]
+        return [(part.group, part.start, stop) for part, stop in zip(self.parts, stops, strict=True)]
+
+    def lies_in(self, group: int) -> bool:
+        """Whether blocks of this group are among its own."""
+        return self.group == group or any(part.group == group for part in self.parts)
+
     def is_ready_behind(self, step: int) -> bool:
         """Whether a step may be planned for it now, behind its lane's newest planned step.
 
@@ -222,6 +244,6 @@ class Sequence:
     def forget(self) -> None:
         """Everything that was stored is gone, and no planned step names it: back to its tokens alone."""
         self.num_stored = self.num_planned = 0
-        self.blocks, self.spare = array("i"), array("i")
+        self.blocks, self.spare, self.parts = array("i"), array("i"), ()
         self.group = self.lane = self.next_lane = self.copied = self.told_at = None
         self.is_preempted = False

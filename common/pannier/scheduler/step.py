@@ -92,9 +92,9 @@ class Draft:
     def add_ready(self, sequences: Iterable[Sequence], newest: int) -> tuple[list[Sequence], list[Sequence]]:
         """Write a row and a draw for each that has one new token and room for it, and count them as planned.
 
-        `newest` is the lane's newest planned step. Returns the others that are ready: those that need a block first,
-        and those with more than one token to compute. This runs for every token of the engine, so it is one loop that
-        looks at each sequence once.
+        `newest` is the lane's newest planned step. Returns the others that are ready: those that need a block first or
+        are spread over groups, and those with more than one token to compute. This runs for every token of the engine,
+        so it is one loop that looks at each sequence once.
         """
         growing: list[Sequence] = []
         prompts: list[Sequence] = []
@@ -104,7 +104,7 @@ class Draft:
             stored = sequence.num_planned
             if sequence.length - stored > 1 or stored < sequence.num_prompt:
                 prompts.append(sequence)
-            elif stored == len(sequence.blocks) * self.block_size:
+            elif sequence.parts or stored == len(sequence.blocks) * self.block_size:
                 growing.append(sequence)
             else:
                 self.add_decode(sequence)
@@ -113,7 +113,7 @@ class Draft:
     def add_decode(self, sequence: Sequence) -> None:
         """Write one row and one draw, and count them as planned."""
         self.decodes.append(sequence)
-        if sequence.has_rules or sequence.copied is not None:
+        if sequence.has_rules or sequence.copied is not None or sequence.parts:
             self.add_rows(sequence, 1, 1)
             return
         stored, group, table = sequence.num_planned, sequence.group, sequence.blocks
@@ -144,7 +144,7 @@ class Draft:
         """Write rows of whatever kind, and count them as planned."""
         if sequence.copied is not None:
             self._add_copy(sequence)
-        self._add_segment(sequence, num_tokens)
+        self._add_segments(sequence, num_tokens)
         self._add_tokens(sequence, num_tokens)
         if sequence.request.prompt_logprobs is not None:
             self._add_scores(sequence, num_tokens)
@@ -159,16 +159,36 @@ class Draft:
             target = sequence.blocks[sequence.num_stored // self.block_size]
             self.copies.append(BlockCopy(sequence.group, sequence.copied, target))
 
-    def _add_segment(self, sequence: Sequence, num_tokens: int) -> None:
-        stored, group, blocks = sequence.num_planned, sequence.group, sequence.blocks
-        assert group is not None
+    def _add_segments(self, sequence: Sequence, num_tokens: int) -> None:
+        """The part of its blocks in which the rows are stored; before it those that they only read."""
+        stored = sequence.num_planned
         is_decode = num_tokens == 1 and stored >= sequence.num_prompt
-        num_blocks = blocks_for(stored + num_tokens, self.block_size)
-        kind = SegmentKind.DECODE if is_decode else SegmentKind.CHUNK
-        self.segments.append(  # by position, as names would take twice as long
-            Segment(kind, group, 0, len(self.blocks), num_blocks, stored, stored, len(self.token_ids), num_tokens)
+        for group, start, stop in sequence.ranges:
+            first_position = start * self.block_size
+            last_position = stop * self.block_size
+            if stored >= last_position:
+                self._add_segment(sequence, SegmentKind.READ, group, range(start, stop), num_tokens)
+            elif stored >= first_position:
+                kind = SegmentKind.DECODE if is_decode else SegmentKind.CHUNK
+                needed = blocks_for(stored + num_tokens, self.block_size)
+                self._add_segment(sequence, kind, group, range(start, needed), num_tokens)
+
+    def _add_segment(self, sequence: Sequence, kind: SegmentKind, group: int, blocks: range, num_tokens: int) -> None:
+        stored, first_position = sequence.num_planned, blocks.start * self.block_size
+        self.segments.append(
+            Segment(
+                kind=kind,
+                group=group,
+                first_position=first_position,
+                first_block=len(self.blocks),
+                num_blocks=len(blocks),
+                num_stored=min(stored - first_position, len(blocks) * self.block_size),
+                query_position=stored,
+                query_start=len(self.token_ids),
+                num_queries=num_tokens,
+            )
         )
-        self.blocks.extend(blocks if num_blocks == len(blocks) else blocks[:num_blocks])
+        self.blocks.extend(sequence.blocks[blocks.start : blocks.stop])
         self.groups.add(group)
 
     def _add_tokens(self, sequence: Sequence, num_tokens: int) -> None:
