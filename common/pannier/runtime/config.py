@@ -28,6 +28,9 @@ from pannier.runtime.errors import ConfigError
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 """Element types by their names in torch; auto is what the device computes natively and the model allows."""
 
+LinkKind: TypeAlias = Literal["auto", "shm", "zmq"]
+"""How a compute worker reaches attention workers: shared memory, sockets, or whichever each one allows."""
+
 
 def _listed(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
@@ -112,6 +115,7 @@ class ComputeConfig(RoleConfig):
     """CPU threads of the slices; None: torch's choice."""
     cache_dir: Path | None = None
     """Where sliced graphs are kept; None: the user's cache folder."""
+    link: LinkKind = "auto"
     monolithic: bool = False
     """Attention in this process too: the homogeneous baseline."""
     attention_memory: ByteSize | None = None

@@ -75,7 +75,7 @@ class AttentionCore:
         return m.Fenced(fence.life, fence.compute, fence.session)
 
     def receive(self, compute: str, message: ComputeToAttention, tensors: Tensors) -> Iterable[Reply]:
-        """Replies to one message of a compute worker, in order."""
+        """Replies to one message of a compute worker, in order. After the last one its tensors are not looked at."""
         lane = self._lane(compute, message)
         if lane is None:
             self.counters["stale_frames"] += 1
@@ -113,7 +113,8 @@ class AttentionCore:
         elif isinstance(message, m.BeginStep) and lane.running is None:
             yield from self._begin(lane, message, tensors)
         else:
-            lane.early[message.step].append((message, tensors))
+            # Copies: what came through shared memory is given back when this returns.
+            lane.early[message.step].append((message, [tensor.clone() for tensor in tensors]))
 
     def _begin(self, lane: Lane, begin: m.BeginStep, tensors: Tensors) -> Iterable[Reply]:
         assert self.shard is not None

@@ -37,14 +37,14 @@ class AttentionService(WorkerService):
         device = open_device(config.device)
         worker = AttentionWorker(context, config.name, AttentionCore(device), config.listen, self.options)
         try:
-            facts = await in_thread(attention_facts, device, config.memory, worker.endpoint)
+            facts = await in_thread(attention_facts, device, config.memory, worker.endpoint, worker.door)
         except BaseException:
             worker.close()  # a context doesn't end before its sockets
             raise
         return worker, Facts(attention=facts)
 
 
-def attention_facts(device: torch.device, memory: int | None, endpoint: str) -> m.AttentionFacts:
+def attention_facts(device: torch.device, memory: int | None, endpoint: str, door: str = "") -> m.AttentionFacts:
     """What a worker on this device brings; `memory` None is a share of what is free. Raises `DeviceError`."""
     _log_kernels(device)
     return m.AttentionFacts(
@@ -53,6 +53,7 @@ def attention_facts(device: torch.device, memory: int | None, endpoint: str) -> 
         bandwidth=read_bandwidth(device),
         dtypes=native_dtypes(device),
         endpoint=endpoint,
+        door=door,
     )
 
 

@@ -3,9 +3,11 @@
 import zmq
 
 from pannier.attention.core import AttentionCore
+from pannier.attention.same_host import Caller, SameHost
 from pannier.net import SocketOptions, bind, close_bound, connect
 from pannier.net.errors import PeerGone
 from pannier.net.outbox import Frames, Outbox
+from pannier.net.shm import Waiting
 from pannier.runtime.threads import StopSignal
 from pannier.wire import ComputeToAttention, Decoder, GatewayToWorkerData, WireError, encode
 from pannier.wire import messages as m
@@ -14,11 +16,11 @@ from pannier.wire.tensors import encode_with, unpack
 RETRY_MS = 2
 """How soon a full queue is tried again."""
 BATCH = 64
-"""Messages taken from one socket before the others are looked at."""
+"""Messages taken from one peer or socket before the others are looked at."""
 
 
 class AttentionWorker:
-    """Serves compute workers on `endpoint` and obeys the gateway. `loop` is its data thread."""
+    """Serves compute workers on `endpoint` and behind `door`, and obeys the gateway. `loop` is its data thread."""
 
     def __init__(
         self,
@@ -33,6 +35,8 @@ class AttentionWorker:
         self._name = name
         self._options = options
         self._links, self.endpoint = bind(context, zmq.ROUTER, endpoint, options)
+        self._same_host = SameHost()
+        self.door = self._same_host.address
         self._outboxes: dict[bytes, Outbox] = {}
         self._link_decoder: Decoder[ComputeToAttention] = Decoder(ComputeToAttention)
         self._gateway_decoder: Decoder[GatewayToWorkerData] = Decoder(GatewayToWorkerData)
@@ -47,17 +51,19 @@ class AttentionWorker:
 
     def loop(self, stop: StopSignal) -> None:
         """Serve until told to stop; closes what `join` opened."""
-        poller = zmq.Poller()
+        waiting = Waiting()
         for readable in (self._links, self._gateway, stop):
-            poller.register(readable, zmq.POLLIN)
+            waiting.register(readable)
+        self._same_host.watch(waiting)
         try:
             while not stop.is_set():
-                ready = dict(poller.poll(RETRY_MS if self._outboxes or len(self._to_gateway) else None))
+                ready = waiting.wait(None if self._flush() else RETRY_MS)
                 if self._gateway in ready:
                     self._obey_gateway()
                 if self._links in ready:
                     self._serve_links()
-                self._flush()
+                for caller in self._same_host.callers():
+                    self._serve_caller(caller)
         finally:
             self._gateway.close()
 
@@ -68,6 +74,7 @@ class AttentionWorker:
     def close(self) -> None:
         """Close the socket for links; what waits for peers is dropped."""
         self._outboxes.clear()
+        self._same_host.close()
         close_bound(self._links, self.endpoint)
 
     def _obey_gateway(self) -> None:
@@ -99,6 +106,27 @@ class AttentionWorker:
         for reply, answer in self.core.receive(peer.decode(errors="backslashreplace"), message, tensors):
             self._send(peer, encode_with(reply, answer))
 
+    def _serve_caller(self, caller: Caller) -> None:
+        """The same for a peer on this host, whose tensors lie in shared memory."""
+        for _ in range(BATCH):
+            try:
+                received = caller.messages.receive()
+            except WireError:
+                self.core.counters["refused_frames"] += 1
+                continue
+            if received is None:
+                return
+            lane, message, tensors = received
+            replies = list(self.core.receive(caller.name, message, tensors))
+            # By now the core has stored, attended to or copied all that it was given; before the answer is sent, so
+            # that the lane finds its ring empty when it asks next.
+            caller.messages.release()
+            for reply, answer in replies:
+                try:
+                    caller.answer(lane, reply, answer)
+                except PeerGone:
+                    self.core.counters["answers_to_lost_peers"] += 1
+
     def _send(self, peer: bytes, frames: Frames) -> None:
         outbox = self._outboxes.get(peer)
         if outbox is None:
@@ -112,7 +140,8 @@ class AttentionWorker:
         if not len(outbox):
             del self._outboxes[peer]
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
+        """Send what was kept; True if nothing is left."""
         self._to_gateway.flush()
         for peer, outbox in list(self._outboxes.items()):
             try:
@@ -121,3 +150,4 @@ class AttentionWorker:
                 done = True
             if done:
                 del self._outboxes[peer]
+        return self._same_host.flush() and not self._outboxes and not len(self._to_gateway)

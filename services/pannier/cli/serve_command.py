@@ -22,6 +22,9 @@ def serve(
         str | None, typer.Option(metavar="N|DEVICE,...", help="So many attention workers on the CPU, or one on each.")
     ] = None,
     monolithic: Annotated[bool, typer.Option("--monolithic", help="Attention in the compute processes.")] = False,
+    link: Annotated[
+        str | None, typer.Option(metavar="auto|shm|zmq", help="From compute to attention: shared memory or sockets.")
+    ] = None,
     lanes: Annotated[int | None, typer.Option(help="Micro-batches in flight per compute worker [default: 2].")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="Of the KV cache; auto is the model's.")] = None,
@@ -63,6 +66,7 @@ def serve(
         compute=compute,
         attention=attention,
         monolithic=monolithic,
+        link=link,
         lanes=lanes,
         dtype=dtype,
         kv_dtype=kv_dtype,

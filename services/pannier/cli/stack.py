@@ -26,6 +26,7 @@ class ServeOptions:
     compute: str = "cpu"
     attention: str | None = None
     monolithic: bool = False
+    link: str | None = None
     lanes: int | None = None
     dtype: str | None = None
     kv_dtype: str | None = None
@@ -95,7 +96,7 @@ def _compute_worker(
         # A second lane hides transfer; without any it only makes every batch half as large.
         "lanes": 1 if options.monolithic and options.lanes is None else options.lanes,
     }
-    same = ("model", "dtype", "max_model_len", "monolithic")
+    same = ("model", "dtype", "max_model_len", "monolithic", "link")
     return load(ComputeConfig, flags=flags | _named(options, same))
 
 

@@ -23,7 +23,7 @@ class Link(Protocol):
     name: str
     kind: str
     socket: "zmq.Socket[bytes] | None"
-    """What a poller watches; None if answers are there at once."""
+    """What a poller watches; None if answers are there at once, or the link watches for itself."""
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
         """Send, or keep until `flush`. Raises `PeerGone`."""

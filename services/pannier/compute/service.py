@@ -7,7 +7,8 @@ import torch
 
 from pannier.compute.link import LocalAttention
 from pannier.compute.worker import ComputeWorker
-from pannier.runtime.config import ComputeConfig
+from pannier.net.shm import CannotShare, atomics
+from pannier.runtime.config import ComputeConfig, LinkKind
 from pannier.runtime.errors import ModelError
 from pannier.runtime.machine import native_dtypes, open_device
 from pannier.runtime.model_source import ModelSource, resolve
@@ -47,11 +48,23 @@ class ComputeService(WorkerService):
         config = self._config
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        check_link(config.link)
         source = resolve(config.model)
         model = await in_thread(load_model, config, source)
         core, attention = await in_thread(self._local) if self._local is not None else (None, None)
-        worker = ComputeWorker(context, config.name, model, config.lanes, self.options, core)
+        worker = ComputeWorker(context, config.name, model, config.lanes, self.options, core, config.link)
         return worker, Facts(compute_facts(config, source, model), attention)
+
+
+def check_link(link: LinkKind) -> None:
+    """Say once if there can be no shared memory with anybody. Raises `CannotShare` if nothing else is wanted."""
+    try:
+        atomics()
+    except CannotShare as error:
+        if link == "shm":
+            raise
+        if link == "auto":
+            log.warning("no shared memory: links within this host use sockets", reason=str(error))
 
 
 def load_model(config: ComputeConfig, source: ModelSource) -> SlicedModel:

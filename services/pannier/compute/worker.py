@@ -2,13 +2,17 @@
 
 import time
 
+import structlog
 import torch
 import zmq
 
 from pannier.compute.core import ComputeCore
 from pannier.compute.link import InProcessLink, Link, LocalAttention, ZmqLink
+from pannier.compute.shm_link import ShmLink, layout
 from pannier.net import SocketOptions, connect
 from pannier.net.outbox import Outbox
+from pannier.net.shm import CannotShare, Waiting
+from pannier.runtime.config import LinkKind
 from pannier.runtime.threads import StopSignal
 from pannier.slicer import SlicedModel
 from pannier.wire import Decoder, GatewayToWorkerData, WireError, WorkerToGatewayData, encode
@@ -17,6 +21,7 @@ from pannier.wire.tensors import unpack
 
 RETRY_MS = 2
 """How soon a full queue is tried again."""
+log = structlog.get_logger()
 
 
 class ComputeWorker:
@@ -30,14 +35,18 @@ class ComputeWorker:
         num_lanes: int,
         options: SocketOptions,
         local: LocalAttention | None = None,
+        link: LinkKind = "auto",
     ) -> None:
         self.core = ComputeCore(model, num_lanes, self._connect_link, self._reply)
+        self._model = model
+        self._num_lanes = num_lanes
+        self._link = link
         self._context = context
         self._name = name
         self._options = options
         self._local = local
         self._decoder: Decoder[GatewayToWorkerData] = Decoder(GatewayToWorkerData)
-        self._poller = zmq.Poller()
+        self._waiting = Waiting()
 
     def join(self, welcome: m.Welcome) -> None:
         """Dial the gateway that has welcomed this worker."""
@@ -49,8 +58,8 @@ class ComputeWorker:
 
     def loop(self, stop: StopSignal) -> None:
         """Run steps until told to stop; closes what `join` opened."""
-        self._poller.register(self._gateway, zmq.POLLIN)
-        self._poller.register(stop, zmq.POLLIN)
+        self._waiting.register(self._gateway)
+        self._waiting.register(stop)
         try:
             with torch.inference_mode():
                 while not stop.is_set():
@@ -77,7 +86,7 @@ class ComputeWorker:
         if can_go_on:
             return
         started = time.perf_counter()
-        self._poller.poll(None if all(flushed) else RETRY_MS)
+        self._waiting.wait(None if all(flushed) else RETRY_MS)
         self.core.idle_s += time.perf_counter() - started
 
     def _receive_from_links(self) -> bool:
@@ -116,6 +125,7 @@ class ComputeWorker:
                 raise WireError("this compute worker holds no KV blocks")
             case m.ComputeAssign():
                 self._forget_links()
+                self._assign = message
                 self.core.obey(message, [])
             case _:
                 self.core.obey(message, unpack(getattr(message, "parts", ()), payload))
@@ -123,7 +133,7 @@ class ComputeWorker:
     def _forget_links(self) -> None:
         for link in self.core.links.values():
             if link.socket is not None:
-                self._poller.unregister(link.socket)
+                self._waiting.unregister(link.socket)
 
     def _reply(self, message: WorkerToGatewayData) -> None:
         self._to_gateway.put(encode(message))
@@ -133,6 +143,28 @@ class ComputeWorker:
             if self._local is None:
                 raise WireError("a link within this process needs attention in it")
             return InProcessLink(self._name, address.name, self._local)
+        try:
+            link, reason = self._share_memory(address), "it is on this host"
+        except CannotShare as error:
+            if self._link == "shm":
+                raise
+            link, reason = self._dial(address), str(error)
+        log.info("link", worker=address.name, kind=link.kind, reason=reason)
+        return link
+
+    def _share_memory(self, address: m.ShardAddress) -> Link:
+        """Raises `CannotShare`, also if that isn't wanted."""
+        if self._link == "zmq":
+            raise CannotShare("link is set to zmq")
+        if not address.door:
+            raise CannotShare(f"{address.name} offers no shared memory")
+        model = self._model
+        sizes = layout(
+            self._assign, address.heads, model.calls, model.dtype.itemsize, model.max_model_len, self._num_lanes
+        )
+        return ShmLink(self._waiting, self._name, address, sizes)
+
+    def _dial(self, address: m.ShardAddress) -> Link:
         link = ZmqLink(self._context, self._name, address, self._options)
-        self._poller.register(link.socket, zmq.POLLIN)
+        self._waiting.register(link.socket)
         return link

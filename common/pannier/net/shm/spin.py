@@ -1,0 +1,38 @@
+"""How long to look for a message before going to sleep: waking costs more than a short wait, if a core is free."""
+
+import os
+import time
+from pathlib import Path
+
+SPIN_NS = 50_000
+"""About what it costs to be woken."""
+SAMPLE_S = 0.2
+WEIGHT = 0.2
+"""Of a new sample of the load in the average."""
+
+
+class Spin:
+    """The budget, which is none while cores are scarce: who spins then keeps its own peer from running."""
+
+    def __init__(self, load: Path = Path("/proc/loadavg"), cores: int | None = None) -> None:
+        self._load = load
+        self._cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        self._running = 0.0
+        """Threads of the host that could run, lately."""
+        self._sampled = float("-inf")
+
+    def budget_ns(self, processes: int) -> int:
+        """Nanoseconds, where so many processes may spin at once, this one included."""
+        now = time.monotonic()
+        if now - self._sampled > SAMPLE_S:
+            self._sample(now)
+        return SPIN_NS if max(processes, self._running) <= self._cores else 0
+
+    def _sample(self, now: float) -> None:
+        try:
+            running = int(self._load.read_text().split()[3].partition("/")[0])
+        except (OSError, ValueError, IndexError):
+            running = 0  # nothing is known of others
+        is_first = self._sampled == float("-inf")
+        self._running = running if is_first else self._running + WEIGHT * (running - self._running)
+        self._sampled = now

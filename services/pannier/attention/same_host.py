@@ -1,0 +1,94 @@
+"""Compute workers on the same host: their messages come through shared memory."""
+
+from collections.abc import Iterator
+
+import structlog
+import torch
+
+from pannier.net.shm import CannotShare, Channel, Door, Waiting
+from pannier.runtime.tensor_channel import TensorChannel
+from pannier.wire import AttentionToCompute, ComputeToAttention, WireError
+from pannier.wire import messages as m
+
+log = structlog.get_logger()
+
+
+class Caller:
+    """One compute worker on this host."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.name = channel.peer
+        self.channel = channel
+        self.messages: TensorChannel[ComputeToAttention] = TensorChannel(channel, ComputeToAttention)
+
+    def answer(self, lane: int, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
+        """Send, or keep until a flush. An answer for which there can't be room becomes a failure, with the reason."""
+        try:
+            self.messages.send(lane, reply, tensors)
+        except WireError as error:
+            frame = (reply.life, reply.session, reply.step, reply.lane)
+            self.messages.send(lane, m.StepFailed(*frame, str(error)), [])
+
+
+class SameHost:
+    """The door that compute workers on this host knock at, and those who came in. Without the helper nobody can."""
+
+    def __init__(self) -> None:
+        self._callers: list[Caller] = []
+        self._door: Door | None = None
+        try:
+            self._door = Door()
+        except CannotShare as error:
+            log.warning("no shared memory: links within this host use sockets", reason=str(error))
+
+    @property
+    def address(self) -> str:
+        """Where the door is; "" if there is none."""
+        return "" if self._door is None else self._door.address
+
+    def watch(self, waiting: Waiting) -> None:
+        """Wait for whoever knocks, and from then on for what they send."""
+        self._waiting = waiting
+        if self._door is not None:
+            waiting.register(self._door.fileno())
+
+    def callers(self) -> Iterator[Caller]:
+        """Those who are there. Lets in who knocks, and forgets who has hung up."""
+        self._let_in()
+        for caller in [caller for caller in self._callers if caller.channel.is_lost]:
+            log.info("a compute worker has hung up", worker=caller.name)
+            self._forget(caller)
+        yield from list(self._callers)
+
+    def flush(self) -> bool:
+        """Send what was kept; True if nothing is left."""
+        kept = [caller for caller in self._callers if not caller.messages.flush()]
+        return not kept
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        for caller in list(self._callers):
+            self._forget(caller)
+        if self._door is not None:
+            self._door.close()
+
+    def _let_in(self) -> None:
+        while self._door is not None:
+            try:
+                channel = self._door.open()
+            except CannotShare as error:
+                log.warning("somebody was not let in", reason=str(error))
+                continue
+            if channel is None:
+                return
+            # Who comes again has a new process, or a new session: what it had before is nobody's any more.
+            for former in [caller for caller in self._callers if caller.name == channel.peer]:
+                self._forget(former)
+            log.info("link", worker=channel.peer, kind="shm", bytes=channel.memory.layout.total)
+            self._waiting.add(channel)
+            self._callers.append(Caller(channel))
+
+    def _forget(self, caller: Caller) -> None:
+        self._waiting.remove(caller.channel)
+        caller.channel.close()
+        self._callers.remove(caller)
