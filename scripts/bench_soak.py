@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Thousands of requests through real processes with too few blocks: is anything lost, leaked or said differently?
 
-    scripts/bench soak [--requests 10000] [--prompts 200] [--blocks 24] [--seconds 3600] [--seed 0] [--json]
+    scripts/bench soak [--requests 10000] [--prompts 200] [--blocks 20] [--seconds 3600] [--seed 0] [--json]
 
 A gateway, a compute worker with two lanes and two attention workers serve the embedded model in fp32. First every
 continuation is asked for alone, without any cached prefix; then many at a time, with prefixes shared and so few blocks
@@ -51,7 +51,7 @@ CONTINUATIONS = 2
 """Ways, of parameters and lengths, in which each prompt is continued."""
 TOKENS = range(10, 3000)
 """What prompts are made of: no special tokens."""
-LONGEST_OUTPUT = 32
+LONGEST_OUTPUT = 48
 CANCELLED = 0.3
 TIE = 1e-4
 MAX_TIES = 0.001
@@ -86,7 +86,7 @@ class Plan:
     requests: int = 10000
     prompts: int = 200
     """Distinct ones."""
-    blocks: int = 24
+    blocks: int = 20
     """Of 16 tokens: they hold four or five sequences of the usual length."""
     seconds: float = 3600.0
     """No request begins later than so long after the start."""
@@ -157,7 +157,7 @@ def make_cases(num_prompts: int, chance: Random) -> list[Case]:
     """Continuations of distinct prompts, of which most share some blocks of their beginning with others."""
     prefixes = [_tokens(chance, BLOCK_SIZE, 4 * BLOCK_SIZE) for _ in range(-(-num_prompts // 10))]
     prompts = [
-        (chance.choice(prefixes) if chance.random() < 0.8 else []) + _tokens(chance, 1, 40) for _ in range(num_prompts)
+        (chance.choice(prefixes) if chance.random() < 0.8 else []) + _tokens(chance, 1, 24) for _ in range(num_prompts)
     ]
     weights = [weight for weight, _ in STYLES.values()]
     cases = []

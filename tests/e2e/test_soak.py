@@ -14,10 +14,10 @@ from tests.e2e.stack import running_stack
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_same_text_and_nothing_left_where_blocks_are_scarce(tmp_path: Path) -> None:
-    """150 requests, many at a time, with shared prefixes and too few blocks; nearly every third is cancelled."""
-    plan, tally = bench_soak.Plan(requests=150, prompts=8, blocks=20, seconds=60), bench_soak.Tally()
+    """120 requests, many at a time, with shared prefixes and too few blocks; nearly every third is cancelled."""
+    plan, tally = bench_soak.Plan(requests=120, prompts=6, blocks=16, seconds=120), bench_soak.Tally()
     with running_stack(
         tmp_path / "run",
         EMBEDDED,
