@@ -35,7 +35,7 @@ CANDIDATES = (
     Setting("sdpa", 256, 8),
     Setting("sdpa", 256, 64),
     Setting("sdpa", 1024, 64),
-    Setting("paged|eager", 256, 64),
+    Setting("paged|eager", 128, 16),
 )
 
 
