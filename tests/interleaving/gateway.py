@@ -30,7 +30,7 @@ class SimulatedServer:
     """Stands where the gateway has a `Server`: hands over what `arrive` was given, and sends through `on_send`."""
 
     on_send: Send
-    refused_frames = 0
+    refused_frames = refused_handshakes = 0
 
     def __init__(self, _context: object, _union: object, endpoint: str, _options: object) -> None:
         self.endpoint = endpoint

@@ -30,7 +30,7 @@ HAPPENINGS = (
     "ended with stop",
     "error: the model is not ready yet",
     "error: out of memory on cpu: as ordered",
-    "error: was lost, and no other has enough blocks for it",
+    "error: was lost, and the others have not enough blocks for it",
     "preemptions",
     "prefixes found",
     "blocks copied",

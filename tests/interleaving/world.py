@@ -427,7 +427,7 @@ class World:
         self._look()
 
     def _excuse_losses(self) -> None:
-        self.excuses |= {"was lost, and no other has enough blocks for it"}
+        self.excuses |= {"was lost, and the others have not enough blocks for it"}
 
     def beat(self) -> None:
         """A worker shows that it lives."""

@@ -161,6 +161,7 @@ class SimulatedGateway:
         for segment, table in flight.tables():
             flight.epochs |= {(segment.group, block): self.groups[segment.group].epochs[block] for block in table}
         self._check_step(flight)
+        self.seen["steps"] += 1
         self.workers[lane].sent.append(flight)
         return True
 

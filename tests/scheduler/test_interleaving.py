@@ -121,10 +121,9 @@ def random_run(seed: int, num_actions: int, seen: Counter[str]) -> None:
         policy=chance.choice(["fcfs", "priority"]),
         prefix_cache=chance.random() < 0.7,
     )
-    gateway = SimulatedGateway(
-        config, chance.randint(1, 3), [chance.randint(3, 32) for _ in range(chance.randint(1, 3))], seen
-    )
-    actions = _actions(gateway, chance)
+    sizes = chance.choice([(3, 5), (3, 32), (6, 32)])  # in the first, long sequences are spread over several groups
+    gateway = SimulatedGateway(config, chance.randint(1, 3), [chance.randint(*sizes) for _ in range(3)], seen)
+    actions = _actions(gateway, chance, sizes)
     weights = [weight for _, weight in actions]
     for _ in range(num_actions):
         chance.choices(actions, weights)[0][0]()
@@ -132,7 +131,9 @@ def random_run(seed: int, num_actions: int, seen: Counter[str]) -> None:
     gateway.settle()
 
 
-def _actions(gateway: SimulatedGateway, chance: random.Random) -> list[tuple[Callable[[], None], float]]:
+def _actions(
+    gateway: SimulatedGateway, chance: random.Random, sizes: tuple[int, int]
+) -> list[tuple[Callable[[], None], float]]:
     """What may happen and how often."""
 
     def add() -> None:
@@ -157,7 +158,7 @@ def _actions(gateway: SimulatedGateway, chance: random.Random) -> list[tuple[Cal
         if len(gateway.groups) > chance.randint(0, 3):
             gateway.lose_group(pick())
         else:
-            gateway.add_group(chance.randint(3, 32))
+            gateway.add_group(chance.randint(*sizes))
 
     def pick() -> int:
         return chance.randrange(1000)
