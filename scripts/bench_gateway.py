@@ -131,7 +131,7 @@ class Bench:
             m.Drawn(each.sequence, tokens[(each.sequence * 101 + each.position) % last], None, ())
             for each in step.samples
         )
-        return m.StepDone(LIFE, SESSION, step.step, step.lane, drawn, (), m.StepTimes(0.0, 0.0, 0.0, 0.0))
+        return m.StepDone(LIFE, SESSION, step.step, step.lane, drawn, (), m.StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
     def _send_step(self, _: str, message: m.Step, payload: bytearray) -> None:
         encode(message, payload)

@@ -19,7 +19,7 @@ LIFE, SESSION = 77, 3
 LANE = 2
 """The only lane: number 0 of its compute worker."""
 VOCAB, WINDOW = 100, 64
-TIMES = m.StepTimes(0.0, 0.0, 0.0, 0.0)
+TIMES = m.StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass

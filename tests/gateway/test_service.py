@@ -21,7 +21,7 @@ from tests.interleaving.gateway import Gateway
 MODEL = "random:llama-135m"
 CALLS = (m.CallGeometry(4, 4, 8, 8, 1.0, 0, 0.0),)
 VOCAB, WINDOW = 100, 64
-TIMES = m.StepTimes(0.0, 0.0, 0.0, 0.0)
+TIMES = m.StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Rig:

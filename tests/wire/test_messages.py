@@ -168,7 +168,7 @@ def _refuse_sample(spoilt: m.Sample) -> None:
         decode(GatewayToWorkerData, *map(bytes, encode(step)))
 
 
-TIMES = m.StepTimes(1.0, 0.5, 0.25, 1.5)
+TIMES = m.StepTimes(1.0, 0.5, 0.25, 0.125, 0.0625, 1.5)
 GOLDEN: list[tuple[m.Message, str]] = [
     (
         m.Fence(7, "c0", 3),
@@ -188,7 +188,7 @@ GOLDEN: list[tuple[m.Message, str]] = [
     ),
     (
         m.StepDone(1, 2, 3, 0, (m.Drawn(9, 42, -0.5, (m.TopLogprob(42, -0.5),)),), (), TIMES),
-        "98a853746570446f6e65010203009194092acbbfe000000000000091922acbbfe00000000000009094cb3ff0000000000000cb3fe0000000000000cb3fd0000000000000cb3ff8000000000000",
+        "98a853746570446f6e65010203009194092acbbfe000000000000091922acbbfe00000000000009096cb3ff0000000000000cb3fe0000000000000cb3fd0000000000000cb3fc0000000000000cb3fb0000000000000cb3ff8000000000000",
     ),
     (
         m.Delta("r1", 0, "wörd", (5,), (), (), "stop", m.Usage(3, 0, 1)),
@@ -199,8 +199,8 @@ GOLDEN: list[tuple[m.Message, str]] = [
 
 @pytest.mark.parametrize(("message", "hexadecimal"), GOLDEN, ids=lambda value: type(value).__name__)
 def test_golden_bytes(message: m.Message, hexadecimal: str) -> None:
-    """These bytes are protocol 3: whoever changes them raises `PROTOCOL`."""
+    """These bytes are protocol 4: whoever changes them raises `PROTOCOL`."""
     parts = getattr(message, "parts", ())
     payload = bytes(payload_bytes(parts)) if parts else None
     assert bytes(encode(message, payload)[0]).hex() == hexadecimal
-    assert m.PROTOCOL == 3
+    assert m.PROTOCOL == 4

@@ -22,7 +22,7 @@ import msgspec
 from pannier.wire.dtypes import Dtype
 from pannier.wire.parts import Part
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20
@@ -384,12 +384,21 @@ class Drawn(Record, frozen=True):
 
 
 class StepTimes(Record, frozen=True):
-    """Seconds of one lane-step: slices, attention (as the workers report it) and the wait that was not hidden."""
+    """Seconds of one lane-step.
+
+    Exposed is the part of a wait in which no lane could go on. Compute has none: the lane itself goes on.
+    """
 
     compute_s: float
+    """Slices and sampling."""
     attention_s: float
-    exposed_s: float
+    """As the attention workers report it: of each call, the one that answered last."""
+    transfer_s: float
+    """What the lane waited for beyond attention: the link, a busy worker, the other lane's slice under way."""
+    exposed_attention_s: float
+    exposed_transfer_s: float
     total_s: float
+    """From its begin to its last acknowledgement, the turns of other lanes included."""
 
 
 class StepDone(Message, frozen=True):

@@ -9,10 +9,12 @@ from typing import assert_never
 import structlog
 import torch
 
+from pannier.compute.emulated_device import EmulatedDevice
 from pannier.compute.link import Link, Tensors
 from pannier.compute.rows import GroupRows, group_rows
 from pannier.compute.sampling import CannotDraw, SamplerStates
 from pannier.compute.share import ShardFailed, Share
+from pannier.compute.step_clock import Span, StepClock
 from pannier.compute.step_run import Inputs, Outcome, StepRun
 from pannier.net.errors import PeerGone
 from pannier.slicer import SlicedModel
@@ -47,9 +49,6 @@ class Lane:
     """A step was given up: what follows would read what it has not written. Until the next session."""
     drawn_step: int = 0
     drawn_tokens: torch.Tensor | None = None
-    started: float = 0.0
-    computed_s: float = 0.0
-    idle_before_s: float = 0.0
 
     @property
     def can_begin(self) -> bool:
@@ -68,12 +67,25 @@ class Lane:
 class ComputeCore:
     """The lanes of one compute worker, its links and its session."""
 
-    def __init__(self, model: SlicedModel, num_lanes: int, connect: ConnectLink, reply: Reply) -> None:
+    def __init__(
+        self,
+        model: SlicedModel,
+        num_lanes: int,
+        connect: ConnectLink,
+        reply: Reply,
+        *,
+        device: EmulatedDevice | None = None,
+        record: Callable[[Span], None] | None = None,
+    ) -> None:
         self.links: dict[str, Link] = {}
         self.counters: Counter[str] = Counter()
         self.idle_s = 0.0
-        """Seconds in which no lane could go on; whoever waits for the links adds to it."""
+        """Seconds in which no lane could go on, for whatever reason."""
+        self.step_seconds = dict.fromkeys(m.StepTimes.__struct_fields__, 0.0)
+        """Sums of the times of all steps."""
         self._model = model
+        self._device = device
+        self._record = record
         self._states = SamplerStates(model.vocab_size)
         self._lanes = [Lane() for _ in range(num_lanes)]
         self._connect = connect
@@ -119,9 +131,26 @@ class ComputeCore:
         for lane in self._lanes:
             if lane.can_begin:
                 self._begin(lane, lane.queue.popleft())
-            if lane.awake:
+            if lane.awake or _is_due(lane.run):
                 self._resume(lane)
         return any(lane.awake or lane.can_begin for lane in self._lanes)
+
+    @property
+    def due(self) -> float | None:
+        """When a lane can go on by itself, by `time.perf_counter`: an emulated device will have done its slice."""
+        moments = [lane.run.wake_at for lane in self._lanes if lane.run is not None and lane.run.wake_at is not None]
+        return min(moments, default=None)
+
+    def idled(self, start: float, end: float) -> None:
+        """No lane could go on from `start` to `end`, says whoever waits for the links. Not idle: an emulated device."""
+        if self._device is not None:
+            start = max(start, self._device.busy_until)
+        if start >= end:
+            return
+        self.idle_s += end - start
+        for lane in self._lanes:
+            if lane.run is not None:
+                lane.run.clock.idled(start, end)
 
     def close(self) -> None:
         """Close the links."""
@@ -160,8 +189,8 @@ class ComputeCore:
         except WireError as error:
             self._give_up(lane, step, str(error))
             return
-        lane.run, lane.awake = StepRun(self._model, step, inputs, groups), True
-        lane.started, lane.computed_s, lane.idle_before_s = time.perf_counter(), 0.0, self.idle_s
+        clock = StepClock(step.lane, step.step, time.perf_counter(), self._record)
+        lane.run, lane.awake = StepRun(self._model, step, inputs, groups, clock, self._device), True
 
     def _check_tensors(self, queued: QueuedStep) -> Tensors:
         """The four parts. Raises `WireError` if they are not what the samples need."""
@@ -200,11 +229,11 @@ class ComputeCore:
     def _resume(self, lane: Lane) -> None:
         assert lane.run is not None
         lane.awake = False
-        started = time.perf_counter()
+        clock, started = lane.run.clock, time.perf_counter()
         try:
             next(lane.run.going)
         except StopIteration as end:
-            lane.computed_s += time.perf_counter() - started
+            self._computed(clock, started)
             self._finish(lane, lane.run, end.value)
         except (PeerGone, WireError, CannotDraw, torch.OutOfMemoryError) as error:
             self._fail(lane, str(error))
@@ -215,7 +244,11 @@ class ComputeCore:
             log.exception("a step has a defect", step=lane.run.step.step)
             self._fail(lane, f"{type(error).__name__}: {error}")
         else:
-            lane.computed_s += time.perf_counter() - started
+            self._computed(clock, started)
+
+    def _computed(self, clock: StepClock, started: float) -> None:
+        if self._device is None:  # an emulated one says for itself when it works
+            clock.computed(started, time.perf_counter())
 
     def _finish(self, lane: Lane, run: StepRun, outcome: Outcome | None) -> None:
         step = run.step
@@ -226,16 +259,11 @@ class ComputeCore:
         lane.drawn_step, lane.drawn_tokens = step.step, outcome.tokens
         self.counters["steps"] += 1
         self.counters["rows"] += sum(segment.num_queries for segment in step.segments if segment.stores)
+        times = run.clock.times(time.perf_counter())
+        for name in self.step_seconds:
+            self.step_seconds[name] += getattr(times, name)
         frame = (step.life, step.session, step.step, step.lane)
-        self._reply(m.StepDone(*frame, outcome.drawn, outcome.scored, self._times(lane, run)))
-
-    def _times(self, lane: Lane, run: StepRun) -> m.StepTimes:
-        return m.StepTimes(
-            compute_s=lane.computed_s,
-            attention_s=max(share.attention_s for share in run.shares.values()),
-            exposed_s=self.idle_s - lane.idle_before_s,
-            total_s=time.perf_counter() - lane.started,
-        )
+        self._reply(m.StepDone(*frame, outcome.drawn, outcome.scored, times))
 
     def _abort(self, abort: m.AbortStep) -> None:
         lane = self._lanes[abort.lane]
@@ -259,3 +287,7 @@ class ComputeCore:
         lane.queue.clear()
         self.counters["failed_steps"] += 1
         self._reply(m.StepFailed(step.life, step.session, step.step, step.lane, reason))
+
+
+def _is_due(run: StepRun | None) -> bool:
+    return run is not None and run.wake_at is not None and run.wake_at <= time.perf_counter()

@@ -1,5 +1,6 @@
 """One attention worker's share of one step: the rows of its group, the heads of its shard."""
 
+import time
 from collections.abc import Generator, Sequence
 
 import torch
@@ -38,7 +39,10 @@ class Share:
         self.rows = rows
         self.written = False
         self.aborted = False
-        self.attention_s = 0.0
+        self.call_s = 0.0
+        """Seconds of attention in the call answered last."""
+        self.answered_at = 0.0
+        """When that answer was seen, in seconds of `time.perf_counter`."""
         self._heads = heads
         self._calls = calls
         self._frame = (step.life, step.session, step.step, step.lane)
@@ -93,7 +97,7 @@ class Share:
         match message:
             case m.Answer() if message.call == self._asked and self._answer is None and self._is_owed(tensors):
                 self._answer = tensors
-                self.attention_s += message.attention_s
+                self.call_s, self.answered_at = message.attention_s, time.perf_counter()
             case m.PieceWritten() if self._credits < PIECE_CREDITS:
                 self._credits += 1
             case m.StepWritten():

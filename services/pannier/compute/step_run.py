@@ -1,14 +1,18 @@
 """One step of one lane under way: the slices, and what happens at every attention call between them."""
 
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from pannier.compute.emulated_device import EmulatedDevice
+from pannier.compute.link import InProcessLink
 from pannier.compute.rows import GroupRows, chunk_lengths, positions_of
 from pannier.compute.sampling import State, draw, report_drawn
 from pannier.compute.scores import score
 from pannier.compute.share import Share
+from pannier.compute.step_clock import StepClock
 from pannier.ops.chunk_attention import chunk_attention
 from pannier.ops.merge_partials import merge_partials, merge_sinks
 from pannier.slicer import Attend, SlicedModel
@@ -55,8 +59,14 @@ class StepRun:
         step: m.Step,
         inputs: Inputs,
         groups: Sequence[tuple[GroupRows, list[Share]]],
+        clock: StepClock,
+        device: EmulatedDevice | None = None,
     ) -> None:
         self.step = step
+        self.clock = clock
+        self.wake_at: float | None = None
+        """When an emulated device will have done what the step waits for."""
+        self._device = device
         self.shares = {share.link.name: share for _, shares in groups for share in shares}
         self._model = model
         self._inputs = inputs
@@ -68,7 +78,7 @@ class StepRun:
     def abort(self) -> None:
         """From here on only have every worker drop the step."""
         self.going.close()
-        self.going = self._abort()
+        self.going, self.wake_at = self._abort(), None
 
     def _run(self) -> Generator[None, None, Outcome]:
         for share in self.shares.values():
@@ -78,8 +88,10 @@ class StepRun:
             share.end()  # all pieces are sent: while they are written, tokens are drawn
         tokens, drawn = self._draw(head)
         scored = score(head, self.step.scores, self._inputs.scored_tokens, self._model.vocab_size)
+        yield from self._emulate_slice()
         while not all(share.written for share in self.shares.values()):
             yield
+        self.clock.waited(time.perf_counter())
         return Outcome(tokens, drawn, scored)
 
     def _draw(self, head: Head) -> tuple[torch.Tensor, tuple[m.Drawn, ...]]:
@@ -108,12 +120,23 @@ class StepRun:
         forward = self._model.run_to_head(self._inputs.token_ids, positions)
         ask = next(forward)
         while True:
+            yield from self._emulate_slice()
             output = yield from self._attend(ask)
             try:
                 ask = forward.send(output)
             except StopIteration as end:
                 head: Head = end.value
                 return head
+
+    def _emulate_slice(self) -> Generator[None, None, None]:
+        """What a slice gives is there at once; the device that would compute it takes its time."""
+        if self._device is None:
+            return
+        start, self.wake_at = self._device.launch(len(self._inputs.token_ids))
+        self.clock.computed(start, self.wake_at)
+        while time.perf_counter() < self.wake_at:
+            yield
+        self.wake_at = None
 
     def _attend(self, ask: Attend) -> Generator[None, None, torch.Tensor]:
         """Attention output [T, H, Dv] of one call: the chunks' own part here, the rest from the workers."""
@@ -126,6 +149,7 @@ class StepRun:
             yield from share.ship(call, ask.k, ask.v)
         while any(share.waiting for share in self.shares.values()):
             yield
+        self._note_wait()
         answers = [(rows, *_join_heads(shares)) for rows, shares in self._groups if rows.num_queries]
         if own is None and sinks is None and len(answers) == 1 and not self._chunks:
             return answers[0][1].to(self._model.device)
@@ -133,10 +157,25 @@ class StepRun:
             return own[0].to(self._model.dtype)
         return self._merge(ask, own, answers, sinks)
 
+    def _note_wait(self) -> None:
+        """The lane has waited for the answers of a call, of which the last one counts; or for credits."""
+        asked = [share for share in self.shares.values() if share.rows.num_queries]
+        last = max(asked, key=lambda share: share.answered_at, default=None)
+        if last is None:
+            self.clock.waited(time.perf_counter())
+        elif last.link.kind == InProcessLink.kind:
+            self.clock.attended(last.call_s)
+            self.clock.waited(last.answered_at)
+        else:
+            self.clock.waited(last.answered_at, last.call_s)
+
     def _attend_inside_chunks(self, ask: Attend) -> tuple[torch.Tensor, torch.Tensor] | None:
         if not self._chunks:
             return None
         start, call = self._first_chunk_row, ask.call
+        if self._device is not None:
+            o = ask.q.new_zeros(len(ask.q) - start, call.q_heads, call.v_size, dtype=torch.float32)
+            return o, o.new_zeros(o.shape[:2])
         return chunk_attention(
             ask.q[start:],
             ask.k[start:],

@@ -75,7 +75,8 @@ class ComputeWorker:
     def counters(self) -> dict[str, float]:
         """What the gateway shows of this worker."""
         local = self._local.counters if self._local is not None else {}
-        return {name: float(count) for name, count in {**local, **self.core.counters}.items()}
+        seconds = {**self.core.step_seconds, "idle_s": self.core.idle_s}
+        return {name: float(count) for name, count in {**local, **self.core.counters, **seconds}.items()}
 
     def close(self) -> None:
         """Nothing is open outside `loop`."""
@@ -87,7 +88,7 @@ class ComputeWorker:
             return
         started = time.perf_counter()
         self._waiting.wait(None if all(flushed) else RETRY_MS)
-        self.core.idle_s += time.perf_counter() - started
+        self.core.idled(started, time.perf_counter())
 
     def _receive_from_links(self) -> bool:
         """Hand on every answer that is there; whether there was one. What is not a message is counted and dropped."""

@@ -46,6 +46,8 @@ class Engine:
         """Times that the scheduler's books didn't balance when nothing was left to do."""
         self.steps_by_lane: Counter[int] = Counter()
         self.last_times: dict[int, m.StepTimes] = {}
+        self.seconds_by_lane: dict[int, dict[str, float]] = {}
+        """Sums of the times of a lane's steps."""
         self._fleet = fleet
         self._send_step = send_step
         self._send_client = send_client
@@ -119,7 +121,7 @@ class Engine:
         self._require_owed(lane, done.step)
         outputs = self.scheduler.commit(done.step, done.drawn, done.scored)
         self.steps_by_lane[lane] += 1
-        self.last_times[lane] = done.times
+        self._note_times(lane, done.times)
         self.deliver(outputs)  # before planning: a stop string may end a sequence
         self.pump()
 
@@ -130,6 +132,12 @@ class Engine:
         """
         self._require_owed(lane, need.step)
         self._send(self.scheduler.step_with_states(need.step))
+
+    def _note_times(self, lane: int, times: m.StepTimes) -> None:
+        self.last_times[lane] = times
+        sums = self.seconds_by_lane.setdefault(lane, dict.fromkeys(times.__struct_fields__, 0.0))
+        for name in sums:
+            sums[name] += getattr(times, name)
 
     def _require_owed(self, lane: int, step: int) -> None:
         if self.scheduler.lane_of(step) != lane:

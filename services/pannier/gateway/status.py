@@ -58,6 +58,7 @@ def _lanes(fleet: Fleet, engine: Engine | None) -> list[dict[str, Any]]:
             "lane": lane - entry.first_lane,
             "worker": entry.hello.name,
             "steps": engine.steps_by_lane[lane],
+            "seconds": engine.seconds_by_lane.get(lane, {}),
             "last_step": _times(engine.last_times.get(lane)),
         }
         for entry in fleet.compute.values()
