@@ -366,7 +366,8 @@ async def settled_status(client: AsyncClient) -> dict[str, Any]:
 async def _show_progress(tally: Tally) -> None:
     while True:
         await asyncio.sleep(10)
-        _say(f"{tally.num_ended} requests, {tally.counts['wrong']} wrong, {len(tally.errors)} errors")
+        wrong, ties = tally.counts["wrong"], tally.counts["tie"] + tally.counts["drawn otherwise"]
+        _say(f"{tally.num_ended} requests, {wrong} wrong, {ties} ties, {len(tally.errors)} errors")
 
 
 def _say(line: str) -> None:
@@ -449,7 +450,8 @@ def main() -> int:
     plan, tally = Plan(**{name: getattr(options, name) for name in Plan.__dataclass_fields__}), Tally()
     asyncio.run(serve_and_soak(plan, tally))
     if not tally.status:
-        return 1  # it was interrupted
+        print(f"interrupted: {len(tally.errors)} errors, {dict(tally.counts)}")
+        return 1
     found = checks(tally)
     show(tally, found)
     if tally.num_ended < plan.requests:
