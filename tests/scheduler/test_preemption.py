@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from pannier.scheduler import Request, Scheduler, SchedulerConfig, Step, Unplanned
-from pannier.wire.messages import Drawn, Penalties, SamplerRules
+from pannier.scheduler.sequence import Sequence
+from pannier.wire.messages import Drawn, Penalties, SamplerRules, SegmentKind
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -119,6 +120,43 @@ def test_newcomers_take_no_blocks_that_a_running_sequence_waits_for() -> None:
     for number in range(1, 30):
         scheduler.add(request(number, length=4, max_tokens=4))
     assert ends(scheduler)[-1] == 29
+
+
+def test_a_single_row_that_is_computed_again_is_a_chunk_also_behind_the_prompt() -> None:
+    """Decode rows stand before all chunks: there it would be taken for one of another sequence's rows."""
+    scheduler = scheduler_with(blocks=(10, 10), max_batch_tokens=1, max_sequences=1, plan_ahead=1)
+    scheduler.add(request(0, length=2, max_tokens=9))
+    for _ in range(4):
+        commit(scheduler, scheduler.schedule(0))
+    scheduler.lose_group(0)
+    kinds = []
+    for _ in range(5):
+        step = scheduler.schedule(0)
+        commit(scheduler, step)
+        assert step is not None
+        kinds += [segment.kind for segment in step.segments]
+    assert kinds == [SegmentKind.CHUNK] * 4 + [SegmentKind.DECODE]
+
+
+def test_the_work_of_preempting_many_grows_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not all looked at for each that has to go."""
+    number, looks = 200, 0
+
+    def rank(sequence: Sequence) -> tuple[int, int, int]:
+        nonlocal looks
+        looks += 1
+        return sequence.rank
+
+    scheduler = scheduler_with(
+        blocks=(number + 9,), max_batch_tokens=1000, max_sequences=number, plan_ahead=1, prefix_cache=False
+    )
+    for each in range(number):
+        scheduler.add(request(each, length=4))
+    commit(scheduler, scheduler.schedule(0))
+    monkeypatch.setattr("pannier.scheduler.scheduler._rank", rank)
+    scheduler.schedule(0)
+    assert len(scheduler.take_preemptions()) > number // 3
+    assert looks < 4 * number
 
 
 # --- lanes ----------------------------------------------------------------------------------------------------------

@@ -71,6 +71,15 @@ def test_a_hit_leaves_at_least_the_last_token_of_the_prompt() -> None:
     assert (step.segments[0].num_stored, outputs[0].num_cached) == (4, 4)
 
 
+def test_what_a_preempted_request_finds_of_its_own_is_not_called_cached() -> None:
+    scheduler = scheduler_with(blocks=(7,), max_batch_tokens=3, max_sequences=3, plan_ahead=1)
+    scheduler.add(request(0, prompt=[*range(4)], max_tokens=8))
+    scheduler.add(request(1, prompt=[*range(100, 120)]))
+    outputs = run_to_end(scheduler)
+    assert scheduler.take_preemptions() == [1]
+    assert {output.num_cached for output in outputs} == {0}
+
+
 def test_outputs_are_found_as_well_as_prompts() -> None:
     scheduler = scheduler_with()
     scheduler.add(request(0, prompt=[*range(6)], max_tokens=4))

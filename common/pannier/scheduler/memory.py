@@ -66,8 +66,6 @@ class Memory:
         sequence.blocks = found + pool.allocate(blocks_for(sequence.length, self._block_size) - len(found))
         sequence.spare = pool.allocate(needed - len(sequence.blocks))
         sequence.num_stored = sequence.num_planned = len(found) * self._block_size
-        if sequence.num_outputs == 0:
-            sequence.num_cached = sequence.num_stored
         return True
 
     def _spread(self, sequence: Sequence, needed: int) -> bool:

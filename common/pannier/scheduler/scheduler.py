@@ -51,9 +51,10 @@ class Scheduler:
         self._unborn: dict[int, Sequence] = {}  # further samples -> the sequence that computes their prompt
         self._waiting = WaitingQueue()
         self._displaced: OrderedDict[int, Sequence] = OrderedDict()  # hold blocks, but their lane was removed
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines: list[tuple[float, tuple[int, ...]]] = []
         self._preempted: list[int] = []
         self._stalled: set[int] = set()  # sit out, since they need a block that isn't there
+        self._leaving: dict[int, Sequence] = {}  # finished or preempted, and named by planned steps
         self._num_slots = 0
         self._num_arrived = 0
         self._next_step = 0
@@ -97,7 +98,9 @@ class Scheduler:
         self._may_admit = True
 
     def lose_group(self, group: int) -> list[Output]:
-        """K and V of a group are lost: its sequences are computed again elsewhere, or end if no group can hold them.
+        """K and V of a group are lost: its sequences are computed again elsewhere.
+
+        What only this group had room for ends, also where it runs in another: it would outgrow that.
 
         Lanes with planned steps that name the group get no new ones until these are aborted, dropped or committed.
         """
@@ -107,13 +110,11 @@ class Scheduler:
         for sequence in self._running():
             if sequence.lies_in(group):
                 self._preempt(sequence)
-        reason = f"group {group} of attention workers was lost, and no other has enough blocks for it"
+        reason = f"group {group} of attention workers was lost, and the others have not enough blocks for it"
         return [
             output
             for sequence in list(self._sequences.values())
-            if not sequence.is_finished
-            and (sequence.is_preempted or sequence.number in self._waiting)
-            and not self._memory.could_hold(sequence)
+            if not sequence.is_finished and not self._memory.could_hold(sequence)
             for output in self._end_with_error(sequence, reason)
         ]
 
@@ -155,7 +156,7 @@ class Scheduler:
         self._unborn |= dict.fromkeys(others, sequence)
         self._wait(sequence)
         if request.deadline < inf:
-            heappush(self._deadlines, (request.deadline, first))
+            heappush(self._deadlines, (request.deadline, request.sequences))
 
     def cancel(self, sequence: int) -> None:
         """Forget a sequence, at any moment; unknown and finished ones are fine."""
@@ -169,10 +170,10 @@ class Scheduler:
         """End the requests whose deadline is over."""
         outputs = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, first = heappop(self._deadlines)
-            due = [each for each in self._sequences.values() if each.request.sequences[0] == first]
-            for sequence in due:
-                if not sequence.is_finished:
+            _, numbers = heappop(self._deadlines)
+            for number in numbers:
+                sequence = self._sequences.get(number)
+                if sequence is not None and not sequence.is_finished:
                     outputs += self._end_with_error(sequence, "its deadline is over")
         return outputs
 
@@ -302,6 +303,8 @@ class Scheduler:
             if not self._memory.place(sequence):
                 break  # nobody overtakes: the blocks it waits for would never come together
             self._waiting.leave(sequence)
+            if sequence.num_cached < 0:  # later it finds what it has computed itself
+                sequence.num_cached = sequence.num_stored
             self._num_slots += sequence.width
             self._start(sequence)
         self._may_admit = False
@@ -353,8 +356,9 @@ class Scheduler:
         """Every decode row, then prompts within the token budget; rows that the attention workers answer go first."""
         newest = lane.planned[-1].step.step if lane.planned else -1
         growing, prompts = draft.add_ready(lane.sequences.values(), newest)
+        victims: dict[int, list[Sequence]] = {}
         for sequence in sorted(growing, key=_rank):
-            if sequence.lane == lane.number and self._has_room(sequence):  # not preempted just now
+            if sequence.lane == lane.number and self._has_room(sequence, victims):  # not preempted just now
                 draft.add_decode(sequence)
         if prompts:
             waiting = sorted((each for each in prompts if each.lane == lane.number), key=_rank)
@@ -364,21 +368,22 @@ class Scheduler:
 
     # --- blocks ----------------------------------------------------------------------------------------------------
 
-    def _has_room(self, sequence: Sequence) -> bool:
+    def _has_room(self, sequence: Sequence, victims: dict[int, list[Sequence]]) -> bool:
         """Whether its next token has a place, for which it may need one more block."""
-        return sequence.num_planned < len(sequence.blocks) * self._block_size or self._grow(sequence)
+        return sequence.num_planned < len(sequence.blocks) * self._block_size or self._grow(sequence, victims)
 
-    def _grow(self, sequence: Sequence) -> bool:
+    def _grow(self, sequence: Sequence, victims: dict[int, list[Sequence]]) -> bool:
         """One more block for a sequence whose blocks are full; False when it has to sit out.
 
         It does so while steps are under way that name it or whoever gives back blocks: what they end may be enough.
+        `victims`: what `_last_in` keeps while one step is planned.
         """
         while not self._memory.grow(sequence):
             group = self._memory.group_of(sequence)
-            if sequence.num_steps or any(each.is_leaving and each.lies_in(group) for each in self._sequences.values()):
+            if sequence.num_steps or any(each.lies_in(group) for each in self._leaving.values()):
                 self._stalled.add(sequence.number)
                 return False
-            last = max((each for each in self._running() if each.lies_in(group)), key=_rank)
+            last = self._last_in(group, victims)
             if last is sequence and self._memory.grow_elsewhere(sequence):
                 break
             self._preempt(last)
@@ -387,17 +392,33 @@ class Scheduler:
         self._stalled.discard(sequence.number)
         return True
 
+    def _last_in(self, group: int, victims: dict[int, list[Sequence]]) -> Sequence:
+        """Who of the last rank runs in the group. They are sorted once for each step: thousands may have to go."""
+        if group not in victims:
+            victims[group] = sorted((each for each in self._running() if each.lies_in(group)), key=_rank)
+        ranked = victims[group]
+        while ranked[-1].is_leaving or not ranked[-1].lies_in(group):  # preempted since
+            ranked.pop()
+        return ranked[-1]
+
     def _preempt(self, sequence: Sequence) -> None:
         """Let it wait again, once the planned steps that name it are over."""
         self._stop(sequence)
         sequence.is_preempted = True
         self._preempted.append(sequence.number)
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """It gives its blocks back as soon as no planned step names it."""
         if sequence.num_steps == 0:
             self._settle(sequence)
+        else:
+            self._leaving[sequence.number] = sequence
 
     def _settle(self, sequence: Sequence) -> None:
         """No planned step names it any more: what waited for that can happen."""
         if sequence.is_leaving:
+            self._leaving.pop(sequence.number, None)
             self._memory.release(sequence)
             self._may_admit = True
             if sequence.is_finished:
@@ -483,8 +504,7 @@ class Scheduler:
         if sequence.width > 1:
             for number in sequence.request.sequences[1:]:
                 self._unborn.pop(number, None)
-        if sequence.num_steps == 0:
-            self._settle(sequence)
+        self._leave(sequence)
 
     def _lose_steps(self, lane: Lane, first: int) -> list[int]:
         """Undo the lane's planned steps from index `first` on, the newest first."""
@@ -530,6 +550,8 @@ class Scheduler:
         """Raise `Inconsistent` unless the books balance; they do between any two calls."""
         books.check(self.config, self._memory.pools, self._lanes, self._sequences, self._waiting, self._displaced)
         require(self._num_slots == sum(each.width for each in self._running()), "slots differ")
+        leaving = {number for number, each in self._sequences.items() if each.is_leaving}
+        require(leaving == self._leaving.keys(), f"{sorted(self._leaving)} leave, and {sorted(leaving)} are to")
         require(all(each in self._sequences.values() for each in self._unborn.values()), "an orphan is unborn")
 
 

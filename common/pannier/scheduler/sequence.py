@@ -133,8 +133,8 @@ class Sequence:
     filters: Filters = field(init=False)
     top_logprobs: int = field(init=False)
     stop_tokens: frozenset[int] = field(init=False)
-    num_cached: int = 0
-    """Tokens of the prompt that were there when it first ran."""
+    num_cached: int = -1
+    """Tokens of the prompt that were there when it first ran; -1 until then."""
     request: Request
     arrival: int
     rank: tuple[int, int, int]

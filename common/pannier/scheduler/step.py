@@ -114,7 +114,7 @@ class Draft:
         """Write one row and one draw, and count them as planned."""
         self.decodes.append(sequence)
         if sequence.has_rules or sequence.copied is not None or sequence.parts:
-            self.add_rows(sequence, 1, 1)
+            self._add_rows(SegmentKind.DECODE, sequence, 1, 1)
             return
         stored, group, table = sequence.num_planned, sequence.group, sequence.blocks
         assert group is not None
@@ -136,15 +136,14 @@ class Draft:
         samples.append(Sample(row, number, position, index, sequence.seed, sequence.filters, top, 0, -1))
 
     def add_chunk(self, rows: Rows) -> None:
-        """Write the rows of a chunk, and count them as planned."""
+        """Write the rows of a chunk, which stays one if it is a single row, and count them as planned."""
         self.chunks.append(rows)
-        self.add_rows(*rows)
+        self._add_rows(SegmentKind.CHUNK, *rows)
 
-    def add_rows(self, sequence: Sequence, num_tokens: int, num_draws: int) -> None:
-        """Write rows of whatever kind, and count them as planned."""
+    def _add_rows(self, kind: SegmentKind, sequence: Sequence, num_tokens: int, num_draws: int) -> None:
         if sequence.copied is not None:
             self._add_copy(sequence)
-        self._add_segments(sequence, num_tokens)
+        self._add_segments(kind, sequence, num_tokens)
         self._add_tokens(sequence, num_tokens)
         if sequence.request.prompt_logprobs is not None:
             self._add_scores(sequence, num_tokens)
@@ -159,17 +158,15 @@ class Draft:
             target = sequence.blocks[sequence.num_stored // self.block_size]
             self.copies.append(BlockCopy(sequence.group, sequence.copied, target))
 
-    def _add_segments(self, sequence: Sequence, num_tokens: int) -> None:
+    def _add_segments(self, kind: SegmentKind, sequence: Sequence, num_tokens: int) -> None:
         """The part of its blocks in which the rows are stored; before it those that they only read."""
         stored = sequence.num_planned
-        is_decode = num_tokens == 1 and stored >= sequence.num_prompt
         for group, start, stop in sequence.ranges:
             first_position = start * self.block_size
             last_position = stop * self.block_size
             if stored >= last_position:
                 self._add_segment(sequence, SegmentKind.READ, group, range(start, stop), num_tokens)
             elif stored >= first_position:
-                kind = SegmentKind.DECODE if is_decode else SegmentKind.CHUNK
                 needed = blocks_for(stored + num_tokens, self.block_size)
                 self._add_segment(sequence, kind, group, range(start, needed), num_tokens)
 
