@@ -46,6 +46,12 @@ def test_a_huge_temperature_makes_all_alike(temperature: float) -> None:
     assert far_off(drawn, torch.tensor([1 / 3, 0, 1 / 3, 1 / 3])) < 4
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 1e-45, 1e-300])
+def test_a_top_p_near_0_is_greedy(top_p: float) -> None:
+    """However much less than fp32 can tell from 0."""
+    assert tokens([sample(position, m.Filters(1.0, 0, top_p)) for position in range(50)], LOGITS) == [0] * 50
+
+
 def test_nothing_to_draw() -> None:
     """A step without samples draws nothing."""
     assert draw(torch.empty(0, V), [], [], [], NO_MASKS).tolist() == []

@@ -12,6 +12,8 @@ import torch
 from pannier.compute.sampling.noise import exponentials, key
 from pannier.wire import messages as m
 
+_LEAST_SHARE = 1e-30  # fp32 may make 0 of less, and then not even the likeliest token would stay
+
 
 def keys_of(samples: Sequence[m.Sample]) -> torch.Tensor:
     """What fixes each sample's clocks, int32 [B, 2]."""
@@ -24,7 +26,8 @@ def race(p: torch.Tensor, keys: torch.Tensor, filters: Sequence[m.Filters]) -> t
     speeds = p / exponentials(keys, p.shape[-1])
     tokens = speeds.argmax(-1)
     if any(f.top_p < 1 for f in filters):
-        top_p = torch.tensor([f.top_p if f.top_p < 1 else torch.inf for f in filters], device=p.device)
+        shares = [max(f.top_p, _LEAST_SHARE) if f.top_p < 1 else torch.inf for f in filters]
+        top_p = torch.tensor(shares, device=p.device)
         _stay_within(p, speeds, tokens, p.sum(-1) * top_p)
     return tokens
 
