@@ -13,7 +13,7 @@ from pannier.gateway.shortage import ADVICE
 from pannier.gateway.text import Text
 from pannier.scheduler import Output, Unplanned
 from pannier.wire import messages as m
-from tests.gateway.rig import LANE, LIFE, SESSION, EngineRig, output, step
+from tests.gateway.rig import LANE, LIFE, SESSION, EngineRig, Pool, output, step
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -51,6 +51,12 @@ def test_an_output_that_has_ended_gets_nothing_more(rig: EngineRig) -> None:
     rig.generate(n=2)
     rig.commit(output(2, finish_reason="stop"))
     assert rig.commit(output(2)) == []
+
+
+def test_who_names_no_most_tokens_gets_what_all_groups_can_hold(rig: EngineRig) -> None:
+    """A prompt that is longer than one group has an answer too."""
+    rig.scheduler.pools = {0: Pool(1), 1: Pool(2)}
+    assert rig.generate(max_tokens=None).max_tokens == 3 * 16 - 3
 
 
 def test_cancelling_ends_all_that_go_on(rig: EngineRig) -> None:

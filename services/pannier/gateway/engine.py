@@ -99,9 +99,8 @@ class Engine:
         self._is_checked = False
 
     def _capacity(self) -> int:
-        """Tokens that the largest group can hold of one sequence."""
-        pools = self.scheduler.pools.values()
-        return max((pool.total for pool in pools), default=0) * self.scheduler.config.block_size
+        """Tokens that the groups can hold of one sequence, which may be spread over all of them."""
+        return sum(pool.total for pool in self.scheduler.pools.values()) * self.scheduler.config.block_size
 
     # --- steps -----------------------------------------------------------------------------------------------------
 

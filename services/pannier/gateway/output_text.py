@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -78,7 +79,8 @@ class OutputText:
         self._num_read += len(text)
         shown = stop.push(text, may_stop=self._num_pushed > self._min_tokens)
         self._num_shown += len(shown)
-        return Released(shown, self._take(sum(start < self._num_shown for start, _ in self._waiting)))
+        num_begun = sum(1 for _ in takewhile(lambda waiting: waiting[0] < self._num_shown, self._waiting))
+        return Released(shown, self._take(num_begun))
 
     def _take(self, count: int) -> tuple[Drawn, ...]:
         return tuple(self._waiting.popleft()[1] for _ in range(count))
