@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Compile the package's C++: the operators, once for each kind of processor, and shared memory's helper.
+"""Compile the package's C++: the operators, once for each kind of processor, and what shared memory needs.
 
 pip runs this when it installs. Without a compiler nothing is built: the operators do without (`pannier.ops.cpu_isa`
 says so), and workers of one host talk over sockets.
@@ -44,7 +44,7 @@ def builds() -> dict[str, list[str]]:
 def libraries() -> list[Library]:
     """What is built on this machine."""
     kernels = [Library(BUILDS / f"{name}.so", OPS, flags) for name, flags in builds().items()]
-    return [*kernels, Library(SHM / "libatomics.so", SHM, [])]
+    return [*kernels, Library(SHM / "librings.so", SHM, [])]
 
 
 def compiler() -> str | None:

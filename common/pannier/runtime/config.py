@@ -16,6 +16,7 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     StringConstraints,
@@ -23,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from pannier.net.shm import SPIN_US
 from pannier.runtime.errors import ConfigError
 
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
@@ -116,6 +118,8 @@ class ComputeConfig(RoleConfig):
     cache_dir: Path | None = None
     """Where sliced graphs are kept; None: the user's cache folder."""
     link: LinkKind = "auto"
+    spin_us: NonNegativeInt = SPIN_US
+    """How long to look for an answer in shared memory before going to sleep, while cores are free; 0: not at all."""
     monolithic: bool = False
     """Attention in this process too: the homogeneous baseline."""
     attention_memory: ByteSize | None = None
@@ -135,6 +139,8 @@ class AttentionConfig(RoleConfig):
     """Bytes for KV blocks, as in "2GiB"; None: a share of what is free."""
     listen: Endpoint = "tcp://127.0.0.1:0"
     """Where compute workers reach it; they are told the real one, so port 0 is fine."""
+    spin_us: NonNegativeInt = SPIN_US
+    """As a compute worker's: how long to look for a request before going to sleep."""
     threads: PositiveInt | None = None
     """CPU threads of the attention operator; None: torch's choice."""
 

@@ -43,7 +43,7 @@ class TensorChannel(Generic[M]):
         received = self.channel.receive()
         if received is None:
             return None
-        lane, (header, start, length) = received
+        lane, header, start, length = received
         try:
             message = self._decoder.decode_header(header, length)
         except WireError:
@@ -67,13 +67,12 @@ class TensorChannel(Generic[M]):
         start = self.channel.writers[lane].reserve(header, payload_bytes(parts))
         if start is None:
             return False
-        for view, tensor in zip(self._memory.views(parts, start), tensors, strict=True):
-            view.copy_(tensor)
+        self._memory.write(parts, start, tensors)
         self.channel.publish(lane)
         return True
 
     def _send_frames(self, lane: int, frames: Frames) -> None:
-        header, payload = frames[0], memoryview(frames[1] if len(frames) > 1 else b"").cast("B")
+        header, payload = bytes(frames[0]), memoryview(frames[1] if len(frames) > 1 else b"").cast("B")
         start = self.channel.writers[lane].reserve(header, len(payload))
         if start is None:
             raise zmq.Again

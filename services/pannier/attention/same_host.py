@@ -31,7 +31,7 @@ class Caller:
 
 
 class SameHost:
-    """The door that compute workers on this host knock at, and those who came in. Without the helper nobody can."""
+    """The door that compute workers on this host knock at, and those who came in: nobody without the compiled part."""
 
     def __init__(self) -> None:
         self._callers: list[Caller] = []

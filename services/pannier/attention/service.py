@@ -35,7 +35,9 @@ class AttentionService(WorkerService):
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = open_device(config.device)
-        worker = AttentionWorker(context, config.name, AttentionCore(device), config.listen, self.options)
+        worker = AttentionWorker(
+            context, config.name, AttentionCore(device), config.listen, self.options, config.spin_us
+        )
         try:
             facts = await in_thread(attention_facts, device, config.memory, worker.endpoint, worker.door)
         except BaseException:

@@ -7,7 +7,7 @@ from pannier.attention.same_host import Caller, SameHost
 from pannier.net import SocketOptions, bind, close_bound, connect
 from pannier.net.errors import PeerGone
 from pannier.net.outbox import Frames, Outbox
-from pannier.net.shm import Waiting
+from pannier.net.shm import SPIN_US, Waiting
 from pannier.runtime.threads import StopSignal
 from pannier.wire import ComputeToAttention, Decoder, GatewayToWorkerData, WireError, encode
 from pannier.wire import messages as m
@@ -29,11 +29,13 @@ class AttentionWorker:
         core: AttentionCore,
         endpoint: str,
         options: SocketOptions,
+        spin_us: int = SPIN_US,
     ) -> None:
         self.core = core
         self._context = context
         self._name = name
         self._options = options
+        self._spin_us = spin_us
         self._links, self.endpoint = bind(context, zmq.ROUTER, endpoint, options)
         self._same_host = SameHost()
         self.door = self._same_host.address
@@ -51,7 +53,7 @@ class AttentionWorker:
 
     def loop(self, stop: StopSignal) -> None:
         """Serve until told to stop; closes what `join` opened."""
-        waiting = Waiting()
+        waiting = Waiting(self._spin_us)
         for readable in (self._links, self._gateway, stop):
             waiting.register(readable)
         self._same_host.watch(waiting)

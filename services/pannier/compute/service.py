@@ -7,7 +7,7 @@ import torch
 
 from pannier.compute.link import LocalAttention
 from pannier.compute.worker import ComputeWorker
-from pannier.net.shm import CannotShare, atomics
+from pannier.net.shm import CannotShare, functions
 from pannier.runtime.config import ComputeConfig, LinkKind
 from pannier.runtime.errors import ModelError
 from pannier.runtime.machine import native_dtypes, open_device
@@ -52,14 +52,16 @@ class ComputeService(WorkerService):
         source = resolve(config.model)
         model = await in_thread(load_model, config, source)
         core, attention = await in_thread(self._local) if self._local is not None else (None, None)
-        worker = ComputeWorker(context, config.name, model, config.lanes, self.options, core, config.link)
+        worker = ComputeWorker(
+            context, config.name, model, config.lanes, self.options, core, config.link, config.spin_us
+        )
         return worker, Facts(compute_facts(config, source, model), attention)
 
 
 def check_link(link: LinkKind) -> None:
     """Say once if there can be no shared memory with anybody. Raises `CannotShare` if nothing else is wanted."""
     try:
-        atomics()
+        functions()
     except CannotShare as error:
         if link == "shm":
             raise

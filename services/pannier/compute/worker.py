@@ -11,7 +11,7 @@ from pannier.compute.link import InProcessLink, Link, LocalAttention, ZmqLink
 from pannier.compute.shm_link import ShmLink, layout
 from pannier.net import SocketOptions, connect
 from pannier.net.outbox import Outbox
-from pannier.net.shm import CannotShare, Waiting
+from pannier.net.shm import SPIN_US, CannotShare, Waiting
 from pannier.runtime.config import LinkKind
 from pannier.runtime.threads import StopSignal
 from pannier.slicer import SlicedModel
@@ -36,6 +36,7 @@ class ComputeWorker:
         options: SocketOptions,
         local: LocalAttention | None = None,
         link: LinkKind = "auto",
+        spin_us: int = SPIN_US,
     ) -> None:
         self.core = ComputeCore(model, num_lanes, self._connect_link, self._reply)
         self._model = model
@@ -46,7 +47,7 @@ class ComputeWorker:
         self._options = options
         self._local = local
         self._decoder: Decoder[GatewayToWorkerData] = Decoder(GatewayToWorkerData)
-        self._waiting = Waiting()
+        self._waiting = Waiting(spin_us)
 
     def join(self, welcome: m.Welcome) -> None:
         """Dial the gateway that has welcomed this worker."""

@@ -4,26 +4,15 @@ The socket carries no messages. It is the bell, rung with one byte when the peer
 which the system tells at once, whatever the peer died of.
 """
 
-import ctypes
 import logging
 import socket
 
-from pannier.net.shm.atomics import atomics
 from pannier.net.shm.memory import Direction, Memory
-from pannier.net.shm.ring import Reader, Record, Writer
+from pannier.net.shm.ring import Readers, Record, Writer
 from pannier.wire import WireError
 
 RING = b"\0"
 log = logging.getLogger(__name__)
-
-
-class Addresses:
-    """An array of addresses, as the helper takes them. It keeps alive what `owners` are."""
-
-    def __init__(self, addresses: list[int]) -> None:
-        self.count = len(addresses)
-        self._array = (ctypes.c_void_p * max(1, self.count))(*addresses)
-        self.address = ctypes.addressof(self._array)
 
 
 class Channel:
@@ -37,15 +26,8 @@ class Channel:
         layout, reads = memory.layout, Direction(1 - writes)
         lanes = range(layout.lanes)
         self.writers = [Writer(memory, layout.ring(writes, lane), layout.asleep(writes)) for lane in lanes]
-        self.readers = [Reader(memory, layout.ring(reads, lane)) for lane in lanes]
-        self.asleep_at = memory.address + layout.asleep(reads)
-        """Address of the flag that says that this end sleeps."""
+        self.readers = Readers(memory, [layout.ring(reads, lane) for lane in lanes], layout.asleep(reads))
         self._bell = bell
-        self._find = atomics().find
-        self._written = Addresses([reader.written_at for reader in self.readers])
-        self._read = Addresses([reader.read_at for reader in self.readers])
-        self._turn = 0
-        self._open: Reader | None = None
 
     def fileno(self) -> int:
         """What a poller watches: readable when the peer rings, and when it has gone."""
@@ -62,38 +44,28 @@ class Channel:
                 self.is_lost = True
 
     def hear(self) -> None:
-        """Take the rings that have come: they have done their work by waking this process. Notices the peer's end."""
+        """Take a ring that has come: it has done its work by waking this process. Notices the peer's end."""
         try:
-            while self._bell.recv(len(RING), socket.MSG_DONTWAIT):
-                pass
+            if self._bell.recv(len(RING), socket.MSG_DONTWAIT):
+                return
         except BlockingIOError:
             return
         except OSError:  # it has died with something unread
             pass
         self.is_lost = True
 
-    def receive(self) -> tuple[int, Record] | None:
-        """Lane and record of a message, the lanes in turn; it stays in its ring until `release`."""
-        lane = self._find(self._written.address, self._read.address, self._written.count, self._turn)
-        if lane < 0:
-            return None
-        self._turn = (lane + 1) % len(self.readers)
+    def receive(self) -> Record | None:
+        """A message, the lanes in turn; it stays in its ring until `release`."""
         try:
-            record = self.readers[lane].peek()
+            return self.readers.receive()
         except WireError as error:
-            log.warning("%s writes nonsense into shared memory, and is left: %s", self.peer, error)
+            log.warning("%s has to be left: %s", self.peer, error)
             self.is_lost = True
             return None
-        if record is None:
-            return None
-        self._open = self.readers[lane]
-        return lane, record
 
     def release(self) -> None:
         """Give the memory of the message received last back to the peer."""
-        assert self._open is not None
-        self._open.release()
-        self._open = None
+        self.readers.release()
 
     def close(self) -> None:
         """Hang up. The memory goes when nothing refers to it any more."""

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from pannier.net.shm import memory
-from pannier.net.shm.atomics import atomics
 from pannier.net.shm.channel import Channel
+from pannier.net.shm.compiled import functions
 from pannier.net.shm.errors import CannotShare
 from pannier.net.shm.memory import Direction, Layout
 
@@ -44,8 +44,8 @@ class Door:
     """Where an attention worker is found by compute workers on its host. Nothing here blocks."""
 
     def __init__(self) -> None:
-        """Raises `CannotShare` where the compiled helper is missing."""
-        atomics()
+        """Raises `CannotShare` where the compiled part is missing."""
+        functions()
         name = f"pannier-{secrets.token_hex(16)}"
         self.address = f"shm://{boot_id()}/{name}"
         self._listening = _socket()
@@ -123,7 +123,7 @@ def _receive(knocking: socket.socket) -> tuple[bytes, list[int]]:
 
 def knock(door: str, name: str, peer: str, layout: Layout) -> Channel:
     """The compute worker's end of a new channel to who is behind `door`. Raises `CannotShare` with the reason."""
-    atomics()
+    functions()
     host, _, place = door.removeprefix("shm://").partition("/")
     if host != boot_id():
         raise CannotShare(f"{peer} is on another host")

@@ -7,122 +7,111 @@ A message is one piece of memory, so that tensors can be packed where they will 
 What doesn't fit before the ring's end goes to its start, and a mark says so. A ring that is empty starts again at the
 front too: a lane that asks and waits in turn uses the same memory all the time, which stays in the caches.
 
-Counters say how many bytes were written and freed since the beginning, skipped ones included; they never go back.
+Two counters say how many bytes were written and freed since the beginning, skipped ones included; they never go back.
 """
 
 import ctypes
-import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from pannier.net.shm.atomics import atomics
+from pannier.net.shm.compiled import CMessage, CRing, functions
 from pannier.net.shm.memory import Memory, RingPlace
-from pannier.wire import ALIGNMENT, Buffer, WireError
+from pannier.wire import ALIGNMENT, WireError
 
-LENGTHS = struct.Struct("<QQ")
-SKIP = (1 << 64) - 1
-"""In place of a header length: go on at the ring's start."""
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+NOTHING, NONSENSE = -1, -2
+FULL = -1
+LENGTHS = 16
+"""Bytes of both lengths."""
 
 
-class Writer:
+class Ring:
+    """One end of a ring, as the compiled part knows it."""
+
+    def __init__(self, memory: Memory, place: RingPlace, asleep: int) -> None:
+        base = memory.address
+        self.start = place.start
+        self._memory = memory
+        self._ring = CRing(
+            base + place.start, place.capacity, base + place.written, base + place.freed, base + asleep, 0, 0
+        )
+        self.address = ctypes.addressof(self._ring)
+
+
+class Writer(Ring):
     """The writing end."""
 
     def __init__(self, memory: Memory, place: RingPlace, asleep: int) -> None:
+        super().__init__(memory, place, asleep)
         self.largest = place.capacity // 2
-        """Bytes of the largest message with its header: what fits whatever the place at which an empty ring stands."""
-        self._view = memory.view
-        self._place = place
-        self._atomics = atomics()
-        self._written_at = memory.address + place.written
-        self._freed_at = memory.address + place.freed
-        self._asleep_at = memory.address + asleep
-        self._written = 0
-        self._reserved = 0
+        """Bytes of the largest message with its header: what fits wherever in the ring an empty one stands."""
+        self._reserve = functions().reserve
+        self._publish = functions().publish
 
-    def reserve(self, header: Buffer, payload_bytes: int) -> int | None:
+    def reserve(self, header: bytes, payload_bytes: int) -> int | None:
         """Write the header; where in the shared memory the payload goes, or None while the ring is too full.
 
         Nobody sees the message before `publish`. Raises `WireError` if it is larger than the ring allows.
         """
-        start = _aligned(LENGTHS.size + len(header))
-        size = start + _aligned(payload_bytes)
+        size = LENGTHS + len(header) + payload_bytes + 2 * ALIGNMENT
         if size > self.largest:
             raise WireError(f"a message of {size} bytes is larger than shared memory takes, which is {self.largest}")
-        at = self._find_room(size)
-        if at is None:
-            return None
-        LENGTHS.pack_into(self._view, at, len(header), payload_bytes)
-        self._view[at + LENGTHS.size : at + LENGTHS.size + len(header)] = header
-        self._reserved = size
-        return at + start
+        place: int = self._reserve(self.address, header, len(header), payload_bytes)
+        return None if place == FULL else self.start + place
 
     def publish(self) -> bool:
         """Let the reader see what was reserved; True if it sleeps and is to be rung."""
-        self._written += self._reserved
-        self._reserved = 0
-        return bool(self._atomics.post(self._written_at, self._written, self._asleep_at))
-
-    def _find_room(self, size: int) -> int | None:
-        freed: int = self._atomics.load(self._freed_at)
-        start, capacity = self._place.start, self._place.capacity
-        at = self._written % capacity
-        rest = capacity - at
-        goes_to_start = at > 0 and (size > rest or (freed == self._written and rest + size <= capacity))
-        if self._written - freed + size + rest * goes_to_start > capacity:
-            return None
-        if goes_to_start:
-            LENGTHS.pack_into(self._view, start + at, SKIP, 0)
-            self._written += rest
-            at = 0
-        return start + at
+        return bool(self._publish(self.address))
 
 
 class Record(NamedTuple):
-    """A message in the ring: a copy of its header, and where its payload is in the shared memory."""
+    """A message in its ring: its lane, a copy of its header, and where its payload is in the shared memory."""
 
+    lane: int
     header: bytes
     start: int
     length: int
 
 
-class Reader:
-    """The reading end. What it finds is checked: the writer is another process, which may have gone mad."""
+class Readers:
+    """The reading ends of all lanes' rings, looked at in turn."""
 
-    def __init__(self, memory: Memory, place: RingPlace) -> None:
-        self._view = memory.view
-        self._place = place
-        self._atomics = atomics()
-        self.written_at = memory.address + place.written
-        self._freed_at = memory.address + place.freed
-        self._read = ctypes.c_uint64(0)
-        self.read_at = ctypes.addressof(self._read)
-        """Address of the reader's position, which is for itself: what is freed is told apart."""
-        self._size = 0
+    def __init__(self, memory: Memory, places: Sequence[RingPlace], asleep: int) -> None:
+        self.rings = [Ring(memory, place, asleep) for place in places]
+        self._memory = memory
+        self._all = Addresses(self.rings)
+        self._message = CMessage()
+        self._message_at = ctypes.addressof(self._message)
+        self._receive = functions().receive
+        self._release = functions().release
+        self._turn = 0
+        self._shown: Ring | None = None
 
-    def peek(self) -> Record | None:
+    def receive(self) -> Record | None:
         """The next message, which stays where it is until `release`. Raises `WireError` if there is nonsense."""
-        there = self._atomics.load(self.written_at) - self._read.value
-        if not there:
+        lane: int = self._receive(self._all.address, self._all.count, self._turn, self._message_at)
+        if lane == NOTHING:
             return None
-        at = self._read.value % self._place.capacity
-        rest = self._place.capacity - at
-        place = self._place.start + at
-        header_length, length = LENGTHS.unpack_from(self._view, place)
-        if header_length == SKIP and at and rest < there:
-            self._read.value += rest
-            return self.peek()
-        start = _aligned(LENGTHS.size + header_length)
-        self._size = start + _aligned(length)
-        if not self._size <= min(there, rest):
-            raise WireError(f"a message of {self._size} bytes in {there} of a ring with {rest} to its end")
-        first = place + LENGTHS.size
-        return Record(bytes(self._view[first : first + header_length]), place + start, length)
+        if lane == NONSENSE:
+            raise WireError("what is in shared memory is no message")
+        ring = self._shown = self.rings[lane]
+        self._turn = lane + 1 if lane + 1 < self._all.count else 0
+        message = self._message
+        first = ring.start + message.header
+        header = bytes(self._memory.view[first : first + message.header_length])
+        return Record(lane, header, ring.start + message.payload, message.payload_length)
 
     def release(self) -> None:
-        """Give the memory of the message that `peek` has shown back to the writer."""
-        self._read.value += self._size
-        self._size = 0
-        self._atomics.store(self._freed_at, self._read.value)
+        """Give the memory of the message received last back to its writer."""
+        assert self._shown is not None
+        self._release(self._shown.address)
+        self._shown = None
+
+
+class Addresses:
+    """Rings as the compiled part takes them: an array of addresses. It keeps them alive."""
+
+    def __init__(self, rings: Sequence[Ring]) -> None:
+        self.count = len(rings)
+        self._rings = rings
+        self._array = (ctypes.c_void_p * max(1, self.count))(*[ring.address for ring in rings])
+        self.address = ctypes.addressof(self._array)

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-SPIN_NS = 50_000
+SPIN_US = 50
 """About what it costs to be woken."""
 SAMPLE_S = 0.2
 WEIGHT = 0.2
@@ -14,7 +14,8 @@ WEIGHT = 0.2
 class Spin:
     """The budget, which is none while cores are scarce: who spins then keeps its own peer from running."""
 
-    def __init__(self, load: Path = Path("/proc/loadavg"), cores: int | None = None) -> None:
+    def __init__(self, spin_us: int = SPIN_US, load: Path = Path("/proc/loadavg"), cores: int | None = None) -> None:
+        self._spin_ns = spin_us * 1000
         self._load = load
         self._cores = len(os.sched_getaffinity(0)) if cores is None else cores
         self._running = 0.0
@@ -26,7 +27,7 @@ class Spin:
         now = time.monotonic()
         if now - self._sampled > SAMPLE_S:
             self._sample(now)
-        return SPIN_NS if max(processes, self._running) <= self._cores else 0
+        return self._spin_ns if max(processes, self._running) <= self._cores else 0
 
     def _sample(self, now: float) -> None:
         try:

@@ -4,26 +4,26 @@ It looks at the rings first, then a little longer (`Spin`), then says that it sl
 peer that sees it asleep rings.
 """
 
-from itertools import chain
 from typing import Any
 
 import zmq
 
-from pannier.net.shm.atomics import atomics
-from pannier.net.shm.channel import Addresses, Channel
-from pannier.net.shm.spin import Spin
+from pannier.net.shm.channel import Channel
+from pannier.net.shm.compiled import functions
+from pannier.net.shm.ring import Addresses
+from pannier.net.shm.spin import SPIN_US, Spin
 
 SOCKETS_EVERY = 16
 """Waits in a row that rings may end before the sockets are looked at."""
 
 
 class Waiting:
-    """A poller that also knows channels. Without channels it is a poller, and needs no compiled helper."""
+    """A poller that also knows channels. Without channels it is a poller, and needs no compiled part."""
 
-    def __init__(self) -> None:
+    def __init__(self, spin_us: int = SPIN_US) -> None:
         self.channels: list[Channel] = []
         self._poller = zmq.Poller()
-        self._spin = Spin()
+        self._spin = Spin(spin_us)
         self._in_a_row = 0
 
     def register(self, readable: Any) -> None:
@@ -57,27 +57,19 @@ class Waiting:
         return self._sleep(timeout_ms)
 
     def _rings_have_something(self, timeout_ms: int | None) -> bool:
-        rings = self._written.address, self._read.address, self._written.count
-        if self._atomics.find(*rings, 0) >= 0:
-            return True
         budget = self._spin.budget_ns(1 + len(self.channels)) if timeout_ms != 0 else 0
-        return budget > 0 and self._atomics.spin(*rings, budget) >= 0
+        return bool(self._functions.spin(self._rings.address, self._rings.count, budget))
 
     def _sleep(self, timeout_ms: int | None) -> dict[Any, int]:
-        links = self._asleep.address, self._asleep.count
-        rings = self._written.address, self._read.address, self._written.count
-        stays_awake = self._atomics.fall_asleep(*links, *rings)
-        ready = dict(self._poller.poll(0 if stays_awake else timeout_ms))
-        self._atomics.wake(*links)
+        falls_asleep = self._functions.fall_asleep(self._rings.address, self._rings.count)
+        ready = dict(self._poller.poll(timeout_ms if falls_asleep else 0))
+        self._functions.wake(self._rings.address, self._rings.count)
         for channel in self.channels:
             if channel.fileno() in ready:
                 channel.hear()
         return ready
 
     def _gather(self) -> None:
-        """What the helper looks at, in one call for all channels."""
-        readers = list(chain.from_iterable(channel.readers for channel in self.channels))
-        self._atomics = atomics()
-        self._written = Addresses([reader.written_at for reader in readers])
-        self._read = Addresses([reader.read_at for reader in readers])
-        self._asleep = Addresses([channel.asleep_at for channel in self.channels])
+        """What the compiled part looks at, in one call for all channels."""
+        self._functions = functions()
+        self._rings = Addresses([ring for channel in self.channels for ring in channel.readers.rings])
