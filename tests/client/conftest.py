@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 import zmq
 
-from pannier.net import bind
+from pannier.net import SocketOptions, bind
 from pannier.wire import ClientToGateway, Decoder, encode
 from pannier.wire.messages import Cancel, Delta, Failed, Generate, GetStatus, Message, Status, Usage
 
@@ -43,11 +43,11 @@ def say_nothing(_: Generate) -> Sequence[Message]:
 class FakeGateway:
     """Answers questions for the status; answers requests by `reply`; keeps what it received."""
 
-    def __init__(self, endpoint: str, reply: Reply = repeat_prompt) -> None:
+    def __init__(self, endpoint: str, reply: Reply = repeat_prompt, options: SocketOptions = SocketOptions()) -> None:
         self.received: SimpleQueue[Generate | Cancel] = SimpleQueue()
         self._reply = reply
         self._context = zmq.Context()
-        self._router, self.endpoint = bind(self._context, zmq.ROUTER, endpoint)
+        self._router, self.endpoint = bind(self._context, zmq.ROUTER, endpoint, options)
         self._decoder: Decoder[ClientToGateway] = Decoder(ClientToGateway)
         self._peers: dict[str, bytes] = {}
         self._outgoing: SimpleQueue[tuple[str, list[bytes]] | None] = SimpleQueue()

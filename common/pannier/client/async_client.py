@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -27,8 +28,9 @@ class AsyncClient:
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         insecure: bool = False,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._line = Line(endpoint, connect_timeout_s, insecure)
+        self._line = Line(endpoint, connect_timeout_s, insecure, keys)
 
     async def complete(
         self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **options: Unpack[Options]

@@ -1,5 +1,6 @@
 """The client for ordinary, blocking code."""
 
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -22,8 +23,9 @@ class Client:
 
     Every method raises `RequestFailed` when the gateway can't serve the request, `Unreachable` when none answers
     within `connect_timeout_s` or the one that did has gone, `TimedOut` when the whole answer takes longer than
-    `timeout_s`, and `ClientClosed`. Raises `NetError` for an endpoint that is none, or that other hosts can reach
-    unless `insecure` allows it.
+    `timeout_s`, and `ClientClosed`. With `keys`, a folder that has `client.secret` and `gateway.public`, everything is
+    encrypted, and only that gateway is talked to. Raises `NetError` for an endpoint that is none, or that other hosts
+    can reach unless there are keys or `insecure` allows it, and for keys that can't be read.
     """
 
     def __init__(
@@ -32,8 +34,9 @@ class Client:
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         insecure: bool = False,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._line = Line(endpoint, connect_timeout_s, insecure)
+        self._line = Line(endpoint, connect_timeout_s, insecure, keys)
 
     def complete(
         self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **options: Unpack[Options]

@@ -14,7 +14,7 @@ import zmq
 
 from pannier.client.errors import ClientClosed, ClientError, ProtocolMismatch, Unreachable
 from pannier.client.inbox import Inbox
-from pannier.net import SocketOptions, connect
+from pannier.net import Monitor, News, SocketOptions, connect
 from pannier.wire import Buffer, Decoder, GatewayToClient, WireError, encode
 from pannier.wire.messages import Cancel, Delta, GetStatus
 
@@ -22,6 +22,7 @@ GREETING = "greeting"
 """Request of the first question to a gateway. Only when something has answered are requests sent."""
 
 CLOSED = "the client is closed"
+BROKEN_OFF = "what listens there breaks every connection off; its keys and this client's may not fit"
 FAREWELL_MS = 200
 """How long closing waits for cancellations to go out."""
 
@@ -55,23 +56,28 @@ class Exchange:
         self._endpoint = endpoint
         self._connect_timeout_s = connect_timeout_s
         self._context = zmq.Context()
+        self._monitor = Monitor()
+        name = b"client-" + os.urandom(8)
         try:
-            self._dealer = connect(self._context, zmq.DEALER, endpoint, options, identity=b"client-" + os.urandom(8))
+            self._dealer = connect(self._context, zmq.DEALER, endpoint, options, name, self._monitor)
         except BaseException:
             self._context.term()
             raise
-        self._losses = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._bell, self._bell_rope = socket.socketpair()
         self._bell.setblocking(False)
         self._bell_rope.setblocking(False)
         self._poller = zmq.Poller()
         self._poller.register(self._bell, zmq.POLLIN)
-        self._poller.register(self._losses, zmq.POLLIN)
+        self._poller.register(self._monitor.socket, zmq.POLLIN)
         self._decoder: Decoder[GatewayToClient] = Decoder(GatewayToClient)
         self._inboxes: dict[str, Inbox] = {}
         self._waiting: deque[Waiting] = deque()
         self._greeted = False
         self._answers = False
+        self._hung_up = False
+        """The gateway has refused this client's keys, and nothing dials it any more."""
+        self._broken_off = False
+        """The last connection ended before it was one."""
 
     def ring(self) -> None:
         """Say that there are orders. From any thread, and from a finaliser in the middle of anything: takes no lock."""
@@ -84,10 +90,9 @@ class Exchange:
             while self._take_orders():
                 self._send_waiting()
                 self._wait()
-                lost = self._drain_losses()
+                news = self._monitor.news()
                 self._receive()  # first what came before the loss
-                if lost:
-                    self._lose()
+                self._hear(news)
                 self._expire()
         finally:
             self._end()
@@ -117,6 +122,8 @@ class Exchange:
             self._waiting.remove(unsent)
 
     def _enqueue(self, request: str, frames: list[Buffer]) -> None:
+        if self._hung_up:
+            self._dial_again()
         self._waiting.append(Waiting(time.monotonic() + self._connect_timeout_s, request, frames))
 
     def _send_waiting(self) -> None:
@@ -143,7 +150,7 @@ class Exchange:
                 except WireError as error:
                     self._fail(ProtocolMismatch(f"{self._endpoint} is no gateway of this version: {error}"))
                 else:
-                    self._answers = True
+                    self._answers, self._broken_off = True, False
                     self._deliver(message)
 
     def _deliver(self, message: GatewayToClient) -> None:
@@ -156,13 +163,22 @@ class Exchange:
         if not inbox.put(message) and not ends:
             self._take(Order(message.request, [], None))
 
-    def _drain_losses(self) -> bool:
-        lost = False
-        with contextlib.suppress(zmq.Again):
-            while True:
-                self._losses.recv_multipart(zmq.NOBLOCK)
-                lost = True
-        return lost
+    def _hear(self, news: News) -> None:
+        if news.lost:
+            self._lose()
+        if news.failed_handshakes:
+            self._broken_off = True
+        if news.refusal is not None:
+            self._hung_up = True
+            while self._waiting:
+                self._fail(Unreachable(self._endpoint, news.refusal), [self._waiting.popleft().request])
+
+    def _dial_again(self) -> None:
+        """Keys may have been given to the gateway meanwhile."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._dealer.disconnect(self._endpoint)
+        self._dealer.connect(self._endpoint)
+        self._hung_up = self._greeted = False
 
     def _lose(self) -> None:
         """The gateway forgets what it was sent; should it come back, because only the network was gone, it is told."""
@@ -176,7 +192,8 @@ class Exchange:
     def _expire(self) -> None:
         now = time.monotonic()
         while self._waiting and self._waiting[0].deadline <= now:
-            self._fail(Unreachable(self._endpoint), [self._waiting.popleft().request])
+            error = Unreachable(self._endpoint, BROKEN_OFF) if self._broken_off else Unreachable(self._endpoint)
+            self._fail(error, [self._waiting.popleft().request])
 
     def _fail(self, error: ClientError, requests: Iterable[str] | None = None) -> None:
         """End these requests, or all."""
@@ -189,8 +206,7 @@ class Exchange:
         if self._answers:
             self._say_farewell()
         self._fail(ClientClosed(CLOSED))
-        self._losses.close()
-        self._dealer.disable_monitor()
+        self._monitor.close()
         self._dealer.close()
         self._bell.close()
         self._bell_rope.close()

@@ -3,11 +3,13 @@
 import os
 import threading
 import warnings
+from pathlib import Path
 
 from pannier.client.errors import ClientClosed
 from pannier.client.exchange import CLOSED, Exchange, Order
 from pannier.client.inbox import Inbox
 from pannier.net import SocketOptions
+from pannier.net.keys import client_keys
 from pannier.wire import encode
 from pannier.wire.messages import Generate, GetStatus
 
@@ -21,11 +23,18 @@ def new_request() -> str:
 
 
 class Line:
-    """Hands orders to the thread that owns the socket. Raises `NetError` for an endpoint that can't be dialled."""
+    """Hands orders to the thread that owns the socket.
 
-    def __init__(self, endpoint: str, connect_timeout_s: float, insecure: bool) -> None:
+    Raises `NetError` for an endpoint that can't be dialled, and for keys that can't be read.
+    """
+
+    def __init__(
+        self, endpoint: str, connect_timeout_s: float, insecure: bool, keys: "str | os.PathLike[str] | None" = None
+    ) -> None:
         self._stopped = True  # until there is a thread that could be stopped
-        self._exchange = Exchange(endpoint, connect_timeout_s, SocketOptions(queue=QUEUE, insecure=insecure))
+        curve = None if keys is None else client_keys(Path(keys))
+        options = SocketOptions(queue=QUEUE, insecure=insecure, curve=curve)
+        self._exchange = Exchange(endpoint, connect_timeout_s, options)
         # The thread knows the exchange only, so that a line that nobody uses any more is collected, and stops it.
         self._thread = threading.Thread(target=self._exchange.run, name="pannier-client", daemon=True)
         self._thread.start()

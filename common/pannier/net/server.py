@@ -10,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from pannier.net.errors import PeerGone
+from pannier.net.monitor import Monitor
 from pannier.net.outbox import Frames, Outbox
 from pannier.net.sockets import SocketOptions, bind, close_bound
 from pannier.wire import Buffer, Decoder, WireError, encode
@@ -35,11 +36,20 @@ class Server(Generic[M]):
         endpoint: str,
         options: SocketOptions = SocketOptions(),
     ) -> None:
-        self._socket, self.endpoint = bind(context, zmq.ROUTER, endpoint, options)
+        self._monitor = Monitor() if options.curve is not None else None
+        self._socket, self.endpoint = bind(context, zmq.ROUTER, endpoint, options, self._monitor)
         self._decoder: Decoder[M] = Decoder(union)
         self._outboxes: dict[bytes, Outbox] = {}
         self._flusher: asyncio.Task[None] | None = None
         self.refused_frames = 0
+        self._refused_handshakes = 0
+
+    @property
+    def refused_handshakes(self) -> int:
+        """How many have dialled without a key that is known; to be looked at now and then."""
+        if self._monitor is not None:
+            self._refused_handshakes += self._monitor.news().failed_handshakes
+        return self._refused_handshakes
 
     async def __aiter__(self) -> AsyncIterator[tuple[bytes, M, memoryview]]:
         """Peer, message and payload of everything that arrives; what is not a message is counted and dropped."""
@@ -75,6 +85,8 @@ class Server(Generic[M]):
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
         self._outboxes.clear()
+        if self._monitor is not None:
+            self._monitor.close()
         close_bound(self._socket, self.endpoint)
 
     def _send_now(self, peer: bytes, frames: Frames) -> None:

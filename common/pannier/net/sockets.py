@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 import zmq
 
+from pannier.net.curve import Curve, lock, unlock
 from pannier.net.errors import Exposed, NetError, PortBusy
+from pannier.net.monitor import Monitor
 
 S = TypeVar("S", bound="zmq.Socket[Any]")
 
@@ -27,10 +29,16 @@ class SocketOptions:
     """Whether addresses that other hosts can reach are allowed."""
     buffer_bytes: int = 0
     """What the system may hold of a TCP connection, each way; 0: as much as it thinks fit."""
+    curve: Curve | None = None
+    """Keys; None: in the clear, with whoever is at the other end."""
 
 
 def bind(
-    context: "zmq.Context[S]", kind: int, endpoint: str, options: SocketOptions = SocketOptions()
+    context: "zmq.Context[S]",
+    kind: int,
+    endpoint: str,
+    options: SocketOptions = SocketOptions(),
+    monitor: Monitor | None = None,
 ) -> tuple[S, str]:
     """Bind first, publish afterwards: the socket and its real endpoint (port 0 becomes the port it got).
 
@@ -39,10 +47,14 @@ def bind(
     _check_exposure(endpoint, options)
     _remove_stale_socket_file(endpoint)
     socket = _make(context, kind, options)
+    if options.curve is not None:
+        lock(socket, options.curve)
+    if monitor is not None:
+        monitor.watch(socket, options.curve is not None)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        socket.close()
+        _close(socket, monitor)
         if error.errno == zmq.EADDRINUSE:
             raise PortBusy(f"{endpoint} is in use by another process; stop it or choose another address") from error
         raise NetError(f"can't listen on {endpoint}: {error.strerror}") from error
@@ -64,18 +76,29 @@ def connect(
     endpoint: str,
     options: SocketOptions = SocketOptions(),
     identity: bytes | None = None,
+    monitor: Monitor | None = None,
 ) -> S:
     """A socket that dials `endpoint`, now and again whenever the connection is lost."""
     _check_exposure(endpoint, options)
     socket = _make(context, kind, options)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
+    if options.curve is not None:
+        unlock(socket, options.curve)
+    if monitor is not None:
+        monitor.watch(socket, options.curve is not None)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
-        socket.close()
+        _close(socket, monitor)
         raise NetError(f"can't connect to {endpoint}: {error.strerror}") from error
     return socket
+
+
+def _close(socket: "zmq.Socket[Any]", monitor: Monitor | None) -> None:
+    if monitor is not None:
+        monitor.close()
+    socket.close()
 
 
 def _make(context: "zmq.Context[S]", kind: int, options: SocketOptions) -> S:
@@ -98,14 +121,15 @@ def _make(context: "zmq.Context[S]", kind: int, options: SocketOptions) -> S:
 
 def _check_exposure(endpoint: str, options: SocketOptions) -> None:
     scheme, _, address = endpoint.partition("://")
-    if scheme in ("ipc", "inproc") or options.insecure:
+    if scheme in ("ipc", "inproc") or options.insecure or options.curve is not None:
         return
     if scheme != "tcp" or ":" not in address:
         raise NetError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
     if not _is_loopback(address.rpartition(":")[0]):
         raise Exposed(
             f"{endpoint} can be reached from other hosts, and the traffic is neither encrypted nor authenticated; "
-            "use a loopback address, or allow it with insecure on a network that is private"
+            "use a loopback address, give keys (pannier keys makes them), or allow it with insecure on a network "
+            "that is private"
         )
 
 

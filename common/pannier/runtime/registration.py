@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
 
 import structlog
 import zmq.asyncio
@@ -33,12 +34,14 @@ class Registration:
         self._incoming: AsyncIterator[tuple[GatewayToWorker, memoryview]] = aiter(self._connection)
 
     async def register(self) -> m.Welcome:
-        """Say hello and wait for the gateway, however long it takes to appear. Raises `NotAccepted`."""
+        """Say hello and wait for the gateway, however long it takes to appear. Raises `NotAccepted`, `KeysRefused`."""
         waiting = asyncio.ensure_future(anext(self._incoming))
-        await self._connection.send(self.hello)
-        while not (await asyncio.wait([waiting], timeout=PATIENCE_S))[0]:
-            log.info("waiting for a gateway", endpoint=self._endpoint)
-            await self._connection.send(self.hello)
+        refused = asyncio.ensure_future(self._connection.until_refused())
+        try:
+            await self._wait(waiting, refused)
+        finally:
+            waiting.cancel()  # does nothing to an answer that is here
+            refused.cancel()
         match waiting.result()[0]:
             case m.Welcome() as welcome:
                 return welcome
@@ -46,6 +49,16 @@ class Registration:
                 raise NotAccepted(reason)
             case other:
                 raise NotAccepted(f"the gateway answered a hello with {type(other).__name__}")
+
+    async def _wait(self, waiting: asyncio.Future[Any], refused: asyncio.Future[NoReturn]) -> None:
+        """Until there is an answer."""
+        await self._connection.send(self.hello)
+        ends = (waiting, refused)
+        while not (await asyncio.wait(ends, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            log.info("waiting for a gateway", endpoint=self._endpoint)
+            await self._connection.send(self.hello)
+        if not waiting.done():
+            await refused
 
     async def keep_alive(self, welcome: m.Welcome, counters: Callable[[], dict[str, float]]) -> None:
         """Exchange heartbeats until the gateway says goodbye. Raises `GatewayLost`, `NotAccepted`."""
