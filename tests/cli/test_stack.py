@@ -1,11 +1,12 @@
 """From the options of `pannier serve` to one configuration per process."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from pannier.cli.stack import ServeOptions, plan
-from pannier.runtime.config import AttentionConfig, ComputeConfig
+from pannier.runtime.config import AttentionConfig, ComputeConfig, load, to_toml
 from pannier.runtime.errors import ConfigError
 
 FOLDER = Path("/run/stack")
@@ -81,6 +82,8 @@ def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores:
         ({"max_sequences": 0}, "gateway: max_sequences is 0; it must be greater than 0"),
         ({"max_batch_tokens": -1}, "gateway: max_batch_tokens is -1; it must be greater than 0"),
         ({"attention_memory": "lots"}, "attention: memory is 'lots'"),
+        ({"emulate_rate": "1,1,1"}, "--emulate-rate is 1,1,1; it must be one factor, or one for each of 1 workers"),
+        ({"emulate_compute": "1,2,3"}, "compute: emulate_compute is"),
         ({"heads_split": "5;3"}, "gateway: heads_split is '5;3'"),
     ],
 )
@@ -88,3 +91,17 @@ def test_a_bad_option_gets_one_sentence(options: dict[str, object], sentence: st
     with pytest.raises(ConfigError) as caught:
         plan(ServeOptions("m", **options), FOLDER)  # type: ignore[arg-type]  # wrong on purpose
     assert sentence in str(caught.value)
+
+
+def test_what_is_emulated_reaches_the_workers_that_emulate_it() -> None:
+    """A rate for each attention worker, or one for all; and what goes into a file comes back from it."""
+    stack = plan(
+        ServeOptions("m", attention="2", emulate_compute="40,5", emulate_delay=3.0, emulate_rate="1,0.5"), FOLDER
+    )
+    compute, *attention = stack.workers
+    assert isinstance(compute, ComputeConfig)
+    assert (compute.emulate_compute, compute.emulate_delay, compute.emulate_rate) == ((40.0, 5.0), 3.0, 1.0)
+    assert [worker.emulate_rate for worker in attention] == [1.0, 0.5]
+    assert load(ComputeConfig, flags=tomllib.loads(to_toml(compute)), environ={}) == compute
+    (worker,) = plan(ServeOptions("m", monolithic=True, emulate_rate="0.5"), FOLDER).workers
+    assert worker.emulate_rate == 0.5

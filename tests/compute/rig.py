@@ -94,7 +94,7 @@ class Stack:
         self.replies: list[WorkerToGatewayData] = []
         self.attention: dict[str, AttentionCore] = {}
         self.wrap = wrap
-        self.core = ComputeCore(model, lanes, self._connect, self.replies.append)
+        self.core = self.make_core(model, lanes)
         self._steps = itertools.count(1)
         calls = tuple(
             m.CallGeometry(c.q_heads, c.kv_heads, c.k_size, c.v_size, c.scale, c.window, c.softcap) for c in model.calls
@@ -118,7 +118,10 @@ class Stack:
             addresses.append(m.ShardAddress(f"a{group}.{shard}", "", heads))
         return m.GroupAddress(group, tuple(addresses))
 
-    def _connect(self, address: m.ShardAddress) -> Link:
+    def make_core(self, model: SlicedModel, lanes: int) -> ComputeCore:
+        return ComputeCore(model, lanes, self.connect, self.replies.append)
+
+    def connect(self, address: m.ShardAddress) -> Link:
         return self.wrap(InProcessLink("c0", address.name, self.attention[address.name]))
 
     def link(self, name: str = "a0.0") -> HeldLink:

@@ -38,6 +38,10 @@ def _listed(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
 
 
+EmulatedTime: TypeAlias = Annotated[
+    tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(_listed), Field(min_length=1, max_length=2)
+]
+"""Of one lane-step on a device that isn't there, as in "20,5": milliseconds, and microseconds for every row."""
 Endpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
 Device: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(cpu|cuda:\d+)$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -124,6 +128,17 @@ class ComputeConfig(RoleConfig):
     """Attention in this process too: the homogeneous baseline."""
     attention_memory: ByteSize | None = None
     """Bytes for KV blocks when monolithic, as in "2GiB"; None: a share of what is free."""
+    timeline: Path | None = None
+    """Where to write what the lanes did, once the worker ends."""
+    emulate_compute: EmulatedTime | None = None
+    """Waits for so long instead of computing. What is sent has the model's shapes; results mean nothing."""
+    emulate_delay: Annotated[float, Field(ge=0)] = 0.0
+    """Milliseconds by which links are slower, each way."""
+    emulate_bandwidth: PositiveFloat | None = None
+    """Gbit/s of each link and direction, if it has more."""
+    emulate_rate: PositiveFloat = 1.0
+    """When monolithic, as an attention worker's; and so is the next."""
+    emulate_attention: EmulatedTime | None = None
 
 
 class AttentionConfig(RoleConfig):
@@ -143,6 +158,10 @@ class AttentionConfig(RoleConfig):
     """As a compute worker's: how long to look for a request before going to sleep."""
     threads: PositiveInt | None = None
     """CPU threads of the attention operator; None: torch's choice."""
+    emulate_rate: PositiveFloat = 1.0
+    """How fast attention is beside what it really is here, at most 1: every call waits until it has taken so long."""
+    emulate_attention: EmulatedTime | None = None
+    """The calls of a lane-step wait until they have taken at least so long together."""
 
 
 C = TypeVar("C", bound=RoleConfig)

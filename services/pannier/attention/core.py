@@ -12,6 +12,7 @@ from typing import TypeAlias, assert_never
 
 import torch
 
+from pannier.attention.pace import Pace
 from pannier.attention.shard import MakeCache, Shard, ShardStep
 from pannier.ops.kv_cache import KVCache
 from pannier.runtime.errors import DeviceError
@@ -45,8 +46,9 @@ class Session:
 class AttentionCore:
     """State of one attention worker: its shard, and where every compute worker's lanes stand."""
 
-    def __init__(self, device: torch.device, make_cache: MakeCache = KVCache) -> None:
+    def __init__(self, device: torch.device, make_cache: MakeCache = KVCache, pace: Pace | None = None) -> None:
         self.device = device
+        self._pace = pace
         self.shard: Shard | None = None
         self.counters: Counter[str] = Counter()
         self._make_cache = make_cache
@@ -155,6 +157,9 @@ class AttentionCore:
         if not queries:
             return m.PieceWritten(piece.life, piece.session, piece.step, piece.lane, piece.call), []
         answer, seconds = running.attend(piece.call, queries[0], piece.lse_from)
+        if self._pace is not None:
+            assert self.shard is not None
+            seconds = self._pace.stretch(seconds, len(queries[0]), len(self.shard.assign.calls))
         return m.Answer(piece.life, piece.session, piece.step, piece.lane, piece.call, seconds, ()), answer
 
     def _complete(self, lane: Lane, message: ComputeToAttention) -> Reply:

@@ -4,6 +4,7 @@ import structlog
 import torch
 
 from pannier.attention.core import AttentionCore
+from pannier.attention.pace import Pace
 from pannier.attention.worker import AttentionWorker
 from pannier.ops.native import cpu_isa
 from pannier.runtime.config import AttentionConfig
@@ -35,24 +36,29 @@ class AttentionService(WorkerService):
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = open_device(config.device)
+        pace = Pace.of(config)
         worker = AttentionWorker(
-            context, config.name, AttentionCore(device), config.listen, self.options, config.spin_us
+            context, config.name, AttentionCore(device, pace=pace), config.listen, self.options, config.spin_us
         )
         try:
-            facts = await in_thread(attention_facts, device, config.memory, worker.endpoint, worker.door)
+            facts = await in_thread(attention_facts, device, config.memory, worker.endpoint, worker.door, pace)
         except BaseException:
             worker.close()  # a context doesn't end before its sockets
             raise
         return worker, Facts(attention=facts)
 
 
-def attention_facts(device: torch.device, memory: int | None, endpoint: str, door: str = "") -> m.AttentionFacts:
+def attention_facts(
+    device: torch.device, memory: int | None, endpoint: str, door: str = "", pace: Pace | None = None
+) -> m.AttentionFacts:
     """What a worker on this device brings; `memory` None is a share of what is free. Raises `DeviceError`."""
     _log_kernels(device)
+    if pace is not None:
+        log.warning("the device is emulated: no figure is its own", emulated=str(pace))
     return m.AttentionFacts(
-        device=str(device),
+        device=str(device) if pace is None else f"{device} (emulated: {pace})",
         memory_bytes=kv_memory(device, memory),
-        bandwidth=read_bandwidth(device),
+        bandwidth=read_bandwidth(device) * (1.0 if pace is None else pace.rate),
         dtypes=native_dtypes(device),
         endpoint=endpoint,
         door=door,

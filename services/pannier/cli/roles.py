@@ -79,8 +79,10 @@ def _settings(settings: Iterable[str]) -> dict[str, object]:
 def _local_attention(config: "ComputeConfig") -> "tuple[AttentionCore, AttentionFacts]":
     """Attention for the compute worker's own process; only the command line knows both services."""
     from pannier.attention.core import AttentionCore
+    from pannier.attention.pace import Pace
     from pannier.attention.service import attention_facts
     from pannier.runtime.machine import open_device
 
-    device = open_device(config.device)
-    return AttentionCore(device), attention_facts(device, config.attention_memory, endpoint="")
+    device, pace = open_device(config.device), Pace.of(config)
+    facts = attention_facts(device, config.attention_memory, endpoint="", pace=pace)
+    return AttentionCore(device, pace=pace), facts

@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pannier.cli.options import DEFAULT_PORT
+from pannier.cli.options_emulate import (
+    EmulateAttention,
+    EmulateBandwidth,
+    EmulateCompute,
+    EmulateDelay,
+    EmulateRate,
+)
 
 if TYPE_CHECKING:
     from pannier.cli.serve import Work
@@ -50,6 +57,11 @@ def serve(
     ] = DEFAULT_PORT,
     endpoint: Annotated[str | None, typer.Option(help="Where clients come in, instead of --port.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow --endpoint on other addresses.")] = False,
+    emulate_compute: EmulateCompute = None,
+    emulate_attention: EmulateAttention = None,
+    emulate_rate: EmulateRate = None,
+    emulate_delay: EmulateDelay = None,
+    emulate_bandwidth: EmulateBandwidth = None,
     once: Annotated[str | None, typer.Option(metavar="PROMPT", help="Print one completion and leave.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Of the completion of --once.")] = 96,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every event of every process.")] = False,
@@ -81,6 +93,11 @@ def serve(
         block_size=block_size,
         endpoint=endpoint,
         insecure=insecure,
+        emulate_compute=emulate_compute,
+        emulate_attention=emulate_attention,
+        emulate_rate=emulate_rate,
+        emulate_delay=emulate_delay,
+        emulate_bandwidth=emulate_bandwidth,
     )
     work = _forever(model) if once is None else _once(once, max_tokens)
     stopped_by = asyncio.run(run_stack(options, work, verbose=verbose))

@@ -42,6 +42,14 @@ class ServeOptions:
     endpoint: str | None = None
     """Where clients come in; None: a socket in the stack's own folder, for one client."""
     insecure: bool = False
+    emulate_compute: str | None = None
+    emulate_attention: str | None = None
+    emulate_rate: str | None = None
+    """One for all attention workers, or one for each, separated by commas."""
+    emulate_delay: float | None = None
+    emulate_bandwidth: float | None = None
+    timelines: Path | None = None
+    """A folder for what the lanes of each compute worker do."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,17 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
         "gateway": f"ipc://{folder}/control",
         "insecure": options.insecure,
         "threads": max(1, host_cores() // len([*compute, *attention])),
+        "emulate_attention": options.emulate_attention,
     }
     holders = compute if options.monolithic else attention
     memory = _memory_per_worker(options, holders)
+    rates = _rates(options, len(holders))
     workers: list[WorkerConfig] = [
         *(_compute_worker(options, shared, memory, number, device) for number, device in enumerate(compute)),
-        *(_attention_worker(folder, shared, memory, number, device) for number, device in enumerate(attention)),
+        *(
+            _attention_worker(folder, shared | {"emulate_rate": rate}, memory, number, device)
+            for number, (device, rate) in enumerate(zip(attention, rates, strict=False))
+        ),
     ]
     return Stack(_gateway(options, folder, len(compute), len(holders)), tuple(workers))
 
@@ -95,8 +108,13 @@ def _compute_worker(
         "attention_memory": memory if options.monolithic else None,
         # A second lane hides transfer; without any it only makes every batch half as large.
         "lanes": 1 if options.monolithic and options.lanes is None else options.lanes,
+        "timeline": options.timelines and options.timelines / f"compute-{number}.json",
+        "emulate_rate": options.emulate_rate if options.monolithic else None,
     }
-    same = ("model", "dtype", "max_model_len", "monolithic", "link")
+    same = (
+        "model", "dtype", "max_model_len", "monolithic", "link", "emulate_compute", "emulate_delay",
+        "emulate_bandwidth",
+    )  # fmt: skip
     return load(ComputeConfig, flags=flags | _named(options, same))
 
 
@@ -139,6 +157,15 @@ def _devices(option: str, given: str) -> list[str]:
     if not all(re.fullmatch(r"cpu|cuda:\d+", device) for device in devices):
         raise ConfigError(f"{option} is {given!r}; it must be devices such as cpu or cuda:0,cuda:1")
     return devices
+
+
+def _rates(options: ServeOptions, holders: int) -> list[str | None]:
+    """`--emulate-rate` of each worker that attends."""
+    given = options.emulate_rate
+    rates: list[str | None] = [None] if given is None else [*given.split(",")]
+    if len(rates) not in (1, holders):
+        raise ConfigError(f"--emulate-rate is {given}; it must be one factor, or one for each of {holders} workers")
+    return rates * (holders // len(rates))
 
 
 def _memory_per_worker(options: ServeOptions, holders: list[str]) -> str | int | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import structlog
 import torch
 
+from pannier.compute.emulation import Emulation
 from pannier.compute.link import LocalAttention
 from pannier.compute.worker import ComputeWorker
 from pannier.net.shm import CannotShare, functions
@@ -53,7 +54,16 @@ class ComputeService(WorkerService):
         model = await in_thread(load_model, config, source)
         core, attention = await in_thread(self._local) if self._local is not None else (None, None)
         worker = ComputeWorker(
-            context, config.name, model, config.lanes, self.options, core, config.link, config.spin_us
+            context,
+            config.name,
+            model,
+            config.lanes,
+            self.options,
+            core,
+            config.link,
+            config.spin_us,
+            emulation=Emulation.of(config),
+            timeline=config.timeline,
         )
         return worker, Facts(compute_facts(config, source, model), attention)
 
@@ -90,10 +100,13 @@ def load_model(config: ComputeConfig, source: ModelSource) -> SlicedModel:
 
 def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel) -> m.ComputeFacts:
     """The model's geometry and how it runs here."""
+    emulated = str(Emulation.of(config))
+    if emulated:
+        log.warning("the device is emulated: no figure is its own", emulated=emulated)
     return m.ComputeFacts(
         model=source.name,
         digest=source.digest,
-        device=str(model.device),
+        device=f"{model.device} (emulated: {emulated})" if emulated else str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         wire_dtype=WIRE_DTYPES[model.dtype],
         lanes=config.lanes,

@@ -1,17 +1,22 @@
 """The compute worker's step thread: blocking code that owns every data socket and resumes whichever lane is ready."""
 
 import time
+from pathlib import Path
 
 import structlog
 import torch
 import zmq
 
 from pannier.compute.core import ComputeCore
+from pannier.compute.emulated_link import EmulatedLink
+from pannier.compute.emulation import Emulation
 from pannier.compute.link import InProcessLink, Link, LocalAttention, ZmqLink
 from pannier.compute.shm_link import ShmLink, layout
+from pannier.compute.timeline import Timeline
 from pannier.net import SocketOptions, connect
 from pannier.net.outbox import Outbox
 from pannier.net.shm import SPIN_US, CannotShare, Waiting
+from pannier.runtime.alarm import Alarm
 from pannier.runtime.config import LinkKind
 from pannier.runtime.threads import StopSignal
 from pannier.slicer import SlicedModel
@@ -37,8 +42,15 @@ class ComputeWorker:
         local: LocalAttention | None = None,
         link: LinkKind = "auto",
         spin_us: int = SPIN_US,
+        *,
+        emulation: Emulation = Emulation(),
+        timeline: Path | None = None,
     ) -> None:
-        self.core = ComputeCore(model, num_lanes, self._connect_link, self._reply)
+        self._timeline, self._timeline_path = Timeline(), timeline
+        record = None if timeline is None else self._timeline.record
+        model, device = emulation.device(model)
+        self.core = ComputeCore(model, num_lanes, self._connect_link, self._reply, device=device, record=record)
+        self._emulation = emulation
         self._model = model
         self._num_lanes = num_lanes
         self._link = link
@@ -61,6 +73,8 @@ class ComputeWorker:
         """Run steps until told to stop; closes what `join` opened."""
         self._waiting.register(self._gateway)
         self._waiting.register(stop)
+        self._alarm = Alarm()
+        self._waiting.register(self._alarm)
         try:
             with torch.inference_mode():
                 while not stop.is_set():
@@ -71,7 +85,10 @@ class ComputeWorker:
                     self._receive_from_gateway()
         finally:
             self.core.close()
+            self._alarm.close()
             self._gateway.close()
+            if self._timeline_path is not None:
+                self._timeline.write(self._timeline_path, self._name)
 
     def counters(self) -> dict[str, float]:
         """What the gateway shows of this worker."""
@@ -87,9 +104,15 @@ class ComputeWorker:
         flushed = [self._to_gateway.flush(), *[link.flush() for link in self.core.links.values()]]
         if can_go_on:
             return
+        self._alarm.set(self._due())
         started = time.perf_counter()
         self._waiting.wait(None if all(flushed) else RETRY_MS)
         self.core.idled(started, time.perf_counter())
+
+    def _due(self) -> float | None:
+        """When something emulated will have come, for which nobody rings."""
+        links = [link.due for link in self.core.links.values() if isinstance(link, EmulatedLink)]
+        return min((moment for moment in (self.core.due, *links) if moment is not None), default=None)
 
     def _receive_from_links(self) -> bool:
         """Hand on every answer that is there; whether there was one. What is not a message is counted and dropped."""
@@ -151,6 +174,7 @@ class ComputeWorker:
             if self._link == "shm":
                 raise
             link, reason = self._dial(address), str(error)
+        link = self._emulation.link(link)
         log.info("link", worker=address.name, kind=link.kind, reason=reason)
         return link
 
