@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("pannier: the commands need more than the client; install pannier[serve]")
 
-from pannier.cli import bench_link, bench_offline, roles, serve_command, simulate_command, status, talk
+from pannier.cli import bench_link, bench_offline, bench_overlap, roles, serve_command, simulate_command, status, talk
 from pannier.client import ClientError
 from pannier.net import NetError
 from pannier.runtime.errors import PannierError
@@ -32,6 +32,7 @@ app.command()(roles.attention)
 bench = typer.Typer(no_args_is_help=True, help="Measure, side by side in one run.")
 bench.command()(bench_offline.offline)
 bench.command()(bench_link.link)
+bench.command()(bench_overlap.overlap)
 app.add_typer(bench, name="bench")
 
 

@@ -5,20 +5,23 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pannier.cli.load import Ask
 from pannier.runtime.errors import PannierError
+from pannier.runtime.tasks import first_end
 
 if TYPE_CHECKING:
     from pannier.cli.stack import ServeOptions
+    from pannier.cli.supervisor import Children
     from pannier.client import AsyncClient
 
 PEERS = ("transformers", "transformers-continuous")
 MAX_LINE_BYTES = 64 << 20
+T = TypeVar("T")
 Arrivals = list[list[float]]
 """For each request the seconds since the start at which its tokens came."""
 
@@ -60,13 +63,41 @@ class Timing:
 @asynccontextmanager
 async def stack(options: "ServeOptions") -> AsyncIterator[Engine]:
     """Our stack, ready, as an engine."""
+    async with running(options) as stack:
+
+        async def run(asks: list[Ask]) -> Arrivals:
+            return await stack.work(_ask_stack(stack.client, asks))
+
+        yield Engine(run)
+
+
+@dataclass(frozen=True)
+class Running:
+    """Our stack, ready."""
+
+    client: "AsyncClient"
+    children: "Children"
+
+    async def work(self, work: Coroutine[Any, Any, T]) -> T:
+        """Work with it. Raises `ChildEnded` as soon as a process of it ends."""
+        found: list[T] = []
+
+        async def keep() -> None:
+            found.append(await work)
+
+        await first_end(keep(), self.children.first_end())
+        return found[0]
+
+
+@asynccontextmanager
+async def running(options: "ServeOptions") -> AsyncIterator[Running]:
+    """Our stack, from when it is ready."""
     from pannier.cli.display import Display
     from pannier.cli.run_folder import run_folder
     from pannier.cli.serve import commands, is_ready
     from pannier.cli.stack import plan
     from pannier.cli.supervisor import Children
     from pannier.client import AsyncClient
-    from pannier.runtime.tasks import first_end
 
     with run_folder() as folder, Display() as display:
         planned = plan(options, folder)
@@ -81,17 +112,7 @@ async def stack(options: "ServeOptions") -> AsyncIterator[Engine]:
 
             await first_end(wait(), children.first_end())
             display.ready()
-
-            async def run(asks: list[Ask]) -> Arrivals:
-                found: list[Arrivals] = []
-
-                async def work() -> None:
-                    found.append(await _ask_stack(client, asks))
-
-                await first_end(work(), children.first_end())
-                return found[0]
-
-            yield Engine(run)
+            yield Running(client, children)
 
 
 async def _ask_stack(client: "AsyncClient", asks: list[Ask]) -> Arrivals:
