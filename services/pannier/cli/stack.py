@@ -103,6 +103,8 @@ def _compute_worker(
 ) -> ComputeConfig:
     flags = {
         **shared,
+        # What nothing is computed with would only wait for another thread.
+        "threads": 1 if options.emulate_compute is not None else shared["threads"],
         "name": f"compute-{number}",
         "device": device,
         "attention_memory": memory if options.monolithic else None,
