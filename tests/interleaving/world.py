@@ -108,7 +108,11 @@ class World:
         self.orders: dict[str, Order] = {}
         self.prompts: list[tuple[int, ...]] = []
         self._starts = count()
-        self.excuses = {"the model is not ready yet", "no attention workers are ready", "more than any group"}
+        self.excuses = {
+            "the model is not ready yet",
+            "no attention workers are ready",
+            "more than the groups of attention workers have",
+        }
         """What may be said to a client whose request fails, after all that was done."""
         config = GatewayConfig(
             model="random:llama-135m",

@@ -222,6 +222,18 @@ def test_draws_that_need_nothing_of_the_past_have_no_state() -> None:
     assert (step.states, step.samples[0].state_version) == ((), 0)
 
 
+@pytest.mark.parametrize(("repetition", "tokens"), [(1.0, ()), (1.5, (3, 9))])
+def test_a_state_has_the_prompts_tokens_once_and_only_where_repetition_is_penalised(
+    repetition: float, tokens: tuple[int, ...]
+) -> None:
+    scheduler = scheduler_with()
+    rules = SamplerRules(Penalties(repetition, presence=1.0), min_tokens=2)
+    scheduler.add(Request(sequences=(0,), prompt=array("i", [9, 3, 9]), max_tokens=4, rules=rules))
+    step = scheduler.schedule(0)
+    assert step is not None
+    assert [state.prompt_tokens for state in step.states] == [tokens]
+
+
 def test_every_sample_of_a_prompt_has_a_state_of_its_own() -> None:
     scheduler = scheduler_with()
     scheduler.add(request(0, 1, rules=RULES))

@@ -503,8 +503,8 @@ def test_a_full_queue_is_overload() -> None:
         (3, 0, "max_tokens", "max_tokens is 0; it must be at least 1"),
         (0, 1, "prompt", "the prompt has 0 tokens; 1 to 199 are possible"),
         (200, 1, "prompt", "the prompt has 200 tokens; 1 to 199 are possible"),
-        (42, 1, "prompt", "need 11 blocks of 4 tokens"),
-        (40, 3, "max_tokens", "need 11 blocks of 4 tokens"),
+        (62, 1, "prompt", "need 16 blocks of 4 tokens"),
+        (60, 3, "max_tokens", "need 16 blocks of 4 tokens"),
     ],
 )
 def test_what_could_never_run_is_refused(length: int, max_tokens: int, param: str, reason: str) -> None:
@@ -523,8 +523,9 @@ def test_the_refusal_says_what_would_fit() -> None:
         ["group", "blocks", "longest"],
         ["0", "10", "41"],
         ["1", "5", "21"],
+        ["all", "15", "61"],
     ]
-    scheduler.add(request(1, length=40, max_tokens=1))
+    scheduler.add(request(1, length=60, max_tokens=1))
 
 
 def test_a_cancelled_sequence_without_a_lane_is_gone() -> None:

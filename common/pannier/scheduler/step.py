@@ -254,7 +254,11 @@ class Draft:
 
 
 def state_of(sequence: Sequence, number: int) -> SamplerState:
-    """What draws for `number`, the sequence or another sample of its request, need of the past."""
+    """What draws for `number`, the sequence or another sample of its request, need of the past.
+
+    Of the prompt, which may be long, that is nothing but which tokens it has, and only where repetition is penalised.
+    """
     rules = sequence.request.rules
     assert rules is not None, f"draws of sequence {number} need no state"
-    return SamplerState(number, rules, tuple(sequence.request.prompt), tuple(sequence.tokens[sequence.num_prompt :]))
+    prompt = tuple(sorted(set(sequence.request.prompt))) if rules.penalties.repetition != 1 else ()
+    return SamplerState(number, rules, prompt, tuple(sequence.tokens[sequence.num_prompt :]))
