@@ -59,6 +59,14 @@ def test_what_the_scheduler_is_told_reaches_the_gateway() -> None:
     assert (default.policy, default.prefix_cache, default.block_size) == ("fcfs", True, 64)
 
 
+def test_keys_are_everybodys_and_flows_the_compute_workers() -> None:
+    """What isn't said stays as it was."""
+    stack = plan(ServeOptions("m", keys=Path("k"), encrypt="control", flows=3), FOLDER)
+    assert {(each.used_keys, each.encrypts_links) for each in (stack.gateway, *stack.workers)} == {(Path("k"), False)}
+    assert [worker.flows for worker in stack.workers if isinstance(worker, ComputeConfig)] == [3]
+    assert plan(ServeOptions("m"), FOLDER).gateway.used_keys is None
+
+
 @pytest.mark.parametrize("cores", [1, 2, 16])
 def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     """Unless there are more workers than cores: each needs one."""
@@ -82,6 +90,7 @@ def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores:
         ({"max_sequences": 0}, "gateway: max_sequences is 0; it must be greater than 0"),
         ({"max_batch_tokens": -1}, "gateway: max_batch_tokens is -1; it must be greater than 0"),
         ({"attention_memory": "lots"}, "attention: memory is 'lots'"),
+        ({"encrypt": "all"}, "encrypt is 'all', which needs keys"),
         ({"emulate_rate": "1,1,1"}, "--emulate-rate is 1,1,1; it must be one factor, or one for each of 1 workers"),
         ({"emulate_compute": "1,2,3"}, "compute: emulate_compute is"),
         ({"heads_split": "5;3"}, "gateway: heads_split is '5;3'"),

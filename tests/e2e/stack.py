@@ -1,13 +1,14 @@
-"""A whole stack of real processes for tests: gateway, compute and attention workers over ipc.
+"""A whole stack of real processes for tests: gateway, compute and attention workers over ipc, or over TCP.
 
 The processes are forked from one server that has imported torch already, so that a stack starts in a second.
 """
 
 import multiprocessing
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pannier.runtime.config import AttentionConfig, ComputeConfig, GatewayConfig
 
 START_S = 90.0
 STOP_S = 15.0
+ANY_PORT = "tcp://127.0.0.1:0"
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([attention_service.__name__, compute_service.__name__, gateway_service.__name__])
@@ -34,8 +36,11 @@ def _run(role: Callable[[Any], int], config: Any, log: Path) -> None:
 class Stack:
     """The processes of a stack, by name, and where clients find it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, transport: str = "ipc", **every_role: Any) -> None:
+        """Settings in `every_role` are given to all processes."""
         self.folder = folder
+        self._is_tcp = transport == "tcp"
+        self._every_role = every_role
         self.endpoint = f"ipc://{folder}/clients"
         self.control = f"ipc://{folder}/control"
         self.processes: dict[str, BaseProcess] = {}
@@ -48,19 +53,36 @@ class Stack:
         return process
 
     def gateway(self, model: Path, name: str = "gateway", **settings: Any) -> BaseProcess:
-        """Start a gateway."""
+        """Start a gateway. Over TCP it takes any ports, which are known from here on."""
         config = GatewayConfig(
             model=str(model),
-            control_endpoint=self.control,
-            data_endpoint=f"ipc://{self.folder}/data",
-            client_endpoint=self.endpoint,
+            control_endpoint=ANY_PORT if self._is_tcp else self.control,
+            data_endpoint=ANY_PORT if self._is_tcp else f"ipc://{self.folder}/data",
+            client_endpoint=ANY_PORT if self._is_tcp else self.endpoint,
+            **self._every_role,
             **settings,
         )
-        return self.start(gateway_service.run, name, config)
+        process = self.start(gateway_service.run, name, config)
+        if self._is_tcp:
+            self.endpoint, self.control = self._logged_endpoint(name, "clients"), self._logged_endpoint(name, "control")
+        return process
+
+    def _logged_endpoint(self, name: str, which: str) -> str:
+        """Where a process says that it listens."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            with suppress(FileNotFoundError):
+                plain = re.sub(r"\x1b\[[0-9;]*m", "", (self.folder / f"{name}.log").read_text())
+                if found := re.search(rf"\b{which}=(tcp://\S+)", plain):
+                    return found[1]
+            time.sleep(0.02)
+        raise TimeoutError(f"{name} does not listen")
 
     def compute(self, model: Path, name: str = "compute-0", **settings: Any) -> BaseProcess:
         """Start a compute worker."""
-        config = ComputeConfig(model=str(model), name=name, gateway=self.control, threads=1, **settings)
+        config = ComputeConfig(
+            model=str(model), name=name, gateway=self.control, threads=1, **self._every_role, **settings
+        )
         return self.start(compute_service.run, name, config)
 
     def attention(self, name: str, **settings: Any) -> BaseProcess:
@@ -68,9 +90,10 @@ class Stack:
         config = AttentionConfig(
             name=name,
             gateway=self.control,
-            listen=f"ipc://{self.folder}/{name}",
+            listen=ANY_PORT if self._is_tcp else f"ipc://{self.folder}/{name}",
             memory=settings.pop("memory", 64 << 20),
             threads=1,
+            **self._every_role,
             **settings,
         )
         return self.start(attention_service.run, name, config)
@@ -108,17 +131,20 @@ def running_stack(
     attention_workers: int = 2,
     compute: dict[str, Any] | None = None,
     attention: dict[str, Any] | None = None,
+    transport: str = "ipc",
+    every_role: dict[str, Any] | None = None,
+    client_keys: Path | None = None,
     **gateway: Any,
 ) -> Iterator[tuple[Stack, Client]]:
     """A ready stack and a client of it; afterwards every process must have left well, and no socket file be there."""
     folder.mkdir(parents=True, exist_ok=True)
-    stack = Stack(folder)
+    stack = Stack(folder, transport, **(every_role or {}))
     stack.gateway(model, attention_workers=attention_workers, **gateway)
     stack.compute(model, **(compute or {}))
     for number in range(attention_workers):
         stack.attention(f"attention-{number}", **(attention or {}))
     try:
-        with Client(stack.endpoint, connect_timeout_s=START_S) as client:
+        with Client(stack.endpoint, connect_timeout_s=START_S, keys=client_keys) as client:
             stack.wait_until_ready(client)
             yield stack, client
     finally:

@@ -27,7 +27,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
     [
         GatewayConfig(model='a "quoted" \\ name', heads_split=(5, 3), insecure=True, heartbeat_s=0.25),
         ComputeConfig(model="m", cache_dir=Path("/tmp/x"), monolithic=True, attention_memory="2GiB"),
-        AttentionConfig(memory="300MB", listen="ipc:///tmp/socket"),
+        AttentionConfig(memory="300MB", listen="ipc:///tmp/socket", keys=Path("keys"), encrypt="control"),
     ],
     ids=lambda config: config.role,
 )
@@ -51,6 +51,9 @@ def test_memory_has_units() -> None:
             {"model": "m", "max_batch_tokens": 32},
             "gateway: max_sequences is 64; it must be at most max_batch_tokens, 32",
         ),
+        (AttentionConfig, {"encrypt": "control"}, "attention: encrypt is 'control', which needs keys; pannier keys"),
+        (AttentionConfig, {"encrypt": "some"}, "encrypt is 'some'; it must be 'all', 'control' or 'none'"),
+        (ComputeConfig, {"model": "m", "flows": 0}, "flows is 0; it must be greater than or equal to 1"),
         (GatewayConfig, {"model": "m", "block_size": 20}, "block_size is 20; it must be 16, 32 or 64"),
         (
             GatewayConfig,

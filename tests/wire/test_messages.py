@@ -203,4 +203,4 @@ def test_golden_bytes(message: m.Message, hexadecimal: str) -> None:
     parts = getattr(message, "parts", ())
     payload = bytes(payload_bytes(parts)) if parts else None
     assert bytes(encode(message, payload)[0]).hex() == hexadecimal
-    assert m.PROTOCOL == 4
+    assert m.PROTOCOL == 5

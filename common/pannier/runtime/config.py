@@ -34,6 +34,10 @@ LinkKind: TypeAlias = Literal["auto", "shm", "zmq"]
 """How a compute worker reaches attention workers: shared memory, sockets, or whichever each one allows."""
 
 
+Encrypt: TypeAlias = Literal["all", "control", "none"]
+"""What keys are used for: everything, everything but the links of compute and attention workers, or nothing."""
+
+
 def _listed(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
 
@@ -58,6 +62,26 @@ class RoleConfig(BaseModel):
     """High-water mark of every socket, in messages each way."""
     insecure: bool = False
     """Allow addresses that other hosts can reach, in the clear."""
+    keys: Path | None = None
+    """A folder that `pannier keys` has made, or what this role needs of it; None: nothing is encrypted."""
+    encrypt: Encrypt | None = None
+    """Workers of one stack must agree; None: all where there are keys."""
+
+    @property
+    def used_keys(self) -> Path | None:
+        """The folder of keys, if any are used."""
+        return None if self.encrypt == "none" else self.keys
+
+    @property
+    def encrypts_links(self) -> bool:
+        """Whether they are used between compute and attention workers too."""
+        return self.used_keys is not None and self.encrypt != "control"
+
+    @model_validator(mode="after")
+    def _keys_are_given(self) -> Self:
+        if self.keys is None and self.encrypt in ("all", "control"):
+            raise ValueError(f"encrypt is {self.encrypt!r}, which needs keys; pannier keys makes them")
+        return self
 
 
 class GatewayConfig(RoleConfig):
@@ -122,6 +146,8 @@ class ComputeConfig(RoleConfig):
     cache_dir: Path | None = None
     """Where sliced graphs are kept; None: the user's cache folder."""
     link: LinkKind = "auto"
+    flows: Annotated[int, Field(ge=1, le=16)] = 1
+    """Connections of a link that goes over sockets, for networks that give each of them a part of their rate."""
     spin_us: NonNegativeInt = SPIN_US
     """How long to look for an answer in shared memory before going to sleep, while cores are free; 0: not at all."""
     monolithic: bool = False

@@ -13,14 +13,15 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from pannier.net import SocketOptions
 from pannier.runtime.config import AttentionConfig, ComputeConfig
+from pannier.runtime.encryption import worker_sockets
 from pannier.runtime.registration import Registration
 from pannier.runtime.tasks import first_end
 from pannier.runtime.threads import DataThread, StopSignal
 from pannier.wire import messages as m
 
-MAX_FRAME_BYTES = 4 << 30
+IO_THREADS = 4
+"""Of libzmq for data: one connection is served by one of them; those without any sleep."""
 log = structlog.get_logger()
 DataContext = zmq.Context[zmq.Socket[bytes]]
 
@@ -56,10 +57,9 @@ class WorkerService(ABC):
 
     def __init__(self, config: ComputeConfig | AttentionConfig) -> None:
         self.name = config.name
-        self.options = SocketOptions(config.queue, MAX_FRAME_BYTES, config.insecure)
-        self._gateway = config.gateway
+        self._network = config
         self._control = zmq.asyncio.Context()
-        self._data: DataContext = zmq.Context()
+        self._data: DataContext = zmq.Context(IO_THREADS)
         self._worker: Worker | None = None
         self._registration: Registration | None = None
         self._thread: DataThread | None = None
@@ -69,16 +69,19 @@ class WorkerService(ABC):
         """Make the worker and measure what it brings."""
 
     async def startup(self) -> None:
-        """Prepare, then register; what is assigned arrives in the data thread."""
+        """Prepare, then register; what is assigned arrives in the data thread. Raises `BadKeys`, `KeysRefused`."""
+        self.sockets = worker_sockets(self._network)
         self._worker, facts = await self.prepare(self._data)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, in the middle of steps, need not look at it
-        self._registration = Registration(self._control, self._gateway, self._hello(facts), self.options)
+        self._registration = Registration(
+            self._control, self._network.gateway, self._hello(facts), self.sockets.gateway
+        )
         self._welcome = await self._registration.register()
         self._worker.join(self._welcome)
         self._thread = DataThread(f"{self.role}-data", self._worker.loop)
         self._thread.start()
-        log.info("registered", gateway=self._gateway)
+        log.info("registered", gateway=self._network.gateway)
 
     async def run(self) -> None:
         """Work until the gateway says goodbye. Raises what ends the data thread, `GatewayLost` or `NotAccepted`."""
@@ -116,4 +119,5 @@ class WorkerService(ABC):
             event_loop=type(asyncio.get_running_loop()).__module__,
             compute=facts.compute,
             attention=facts.attention,
+            encrypts_links=self._network.encrypts_links,
         )

@@ -22,7 +22,7 @@ import msgspec
 from pannier.wire.dtypes import Dtype
 from pannier.wire.parts import Part
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20
@@ -103,6 +103,7 @@ class Hello(Message, frozen=True):
     event_loop: str
     compute: ComputeFacts | None
     attention: AttentionFacts | None
+    encrypts_links: bool = False
 
 
 class Welcome(Message, frozen=True):

@@ -38,7 +38,13 @@ class AttentionService(WorkerService):
         device = open_device(config.device)
         pace = Pace.of(config)
         worker = AttentionWorker(
-            context, config.name, AttentionCore(device, pace=pace), config.listen, self.options, config.spin_us
+            context,
+            config.name,
+            AttentionCore(device, pace=pace),
+            config.listen,
+            self.sockets.gateway,
+            config.spin_us,
+            self.sockets.links,
         )
         try:
             facts = await in_thread(attention_facts, device, config.memory, worker.endpoint, worker.door, pace)

@@ -6,6 +6,7 @@ from pannier.attention.core import AttentionCore
 from pannier.attention.same_host import Caller, SameHost
 from pannier.net import SocketOptions, bind, close_bound, connect
 from pannier.net.errors import PeerGone
+from pannier.net.flows import peer_of_flow
 from pannier.net.outbox import Frames, Outbox
 from pannier.net.shm import SPIN_US, Waiting
 from pannier.runtime.threads import StopSignal
@@ -30,13 +31,14 @@ class AttentionWorker:
         endpoint: str,
         options: SocketOptions,
         spin_us: int = SPIN_US,
+        link_options: SocketOptions | None = None,
     ) -> None:
         self.core = core
         self._context = context
         self._name = name
         self._options = options
         self._spin_us = spin_us
-        self._links, self.endpoint = bind(context, zmq.ROUTER, endpoint, options)
+        self._links, self.endpoint = bind(context, zmq.ROUTER, endpoint, link_options or options)
         self._same_host = SameHost()
         self.door = self._same_host.address
         self._outboxes: dict[bytes, Outbox] = {}
@@ -105,7 +107,7 @@ class AttentionWorker:
             self.core.counters["refused_frames"] += 1
             return
         tensors = unpack(getattr(message, "parts", ()), payload)
-        for reply, answer in self.core.receive(peer.decode(errors="backslashreplace"), message, tensors):
+        for reply, answer in self.core.receive(peer_of_flow(peer), message, tensors):
             self._send(peer, encode_with(reply, answer))
 
     def _serve_caller(self, caller: Caller) -> None:

@@ -9,7 +9,17 @@ try:
 except ModuleNotFoundError:
     sys.exit("pannier: the commands need more than the client; install pannier[serve]")
 
-from pannier.cli import bench_link, bench_offline, bench_overlap, roles, serve_command, simulate_command, status, talk
+from pannier.cli import (
+    bench_link,
+    bench_offline,
+    bench_overlap,
+    keys,
+    roles,
+    serve_command,
+    simulate_command,
+    status,
+    talk,
+)
 from pannier.client import ClientError
 from pannier.net import NetError
 from pannier.runtime.errors import PannierError
@@ -24,6 +34,7 @@ app.command()(serve_command.serve)
 app.command()(talk.complete)
 app.command()(talk.chat)
 app.command()(status.status)
+app.command()(keys.keys)
 app.command()(simulate_command.simulate)
 app.command()(roles.gateway)
 app.command()(roles.compute)

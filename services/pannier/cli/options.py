@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,10 @@ Endpoint = Annotated[
     str, typer.Option(envvar="PANNIER_ENDPOINT", help="Where the gateway listens for clients.", show_default=True)
 ]
 Insecure = Annotated[bool, typer.Option(help="Allow addresses on other hosts, in the clear.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option(envvar="PANNIER_KEYS", metavar="FOLDER", help="Keys that pannier keys has made; encrypts."),
+]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate; as many as fit when not given.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Draw from the fewest tokens that together reach this probability.")]

@@ -54,7 +54,7 @@ async def serve(options: ServeOptions, work: Work, *, verbose: bool = False) -> 
 
 
 async def _work_when_ready(gateway: GatewayConfig, children: Children, display: Display, work: Work) -> None:
-    async with AsyncClient(gateway.client_endpoint, insecure=gateway.insecure) as client:
+    async with AsyncClient(gateway.client_endpoint, insecure=gateway.insecure, keys=gateway.used_keys) as client:
         while not await is_ready(client, children.pid("gateway")):  # noqa: ASYNC110  # it is another process's event
             await asyncio.sleep(POLL_S)
         display.ready()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pannier.cli.options import DEFAULT_PORT
+from pannier.cli.options import DEFAULT_PORT, Keys
 from pannier.cli.options_emulate import (
     EmulateAttention,
     EmulateBandwidth,
@@ -32,6 +32,7 @@ def serve(
     link: Annotated[
         str | None, typer.Option(metavar="auto|shm|zmq", help="From compute to attention: shared memory or sockets.")
     ] = None,
+    flows: Annotated[int | None, typer.Option(help="Connections per link that goes over sockets [default: 1].")] = None,
     lanes: Annotated[int | None, typer.Option(help="Micro-batches in flight per compute worker [default: 2].")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="Of the KV cache; auto is the model's.")] = None,
@@ -57,6 +58,11 @@ def serve(
     ] = DEFAULT_PORT,
     endpoint: Annotated[str | None, typer.Option(help="Where clients come in, instead of --port.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow --endpoint on other addresses.")] = False,
+    keys: Keys = None,
+    encrypt: Annotated[
+        str | None,
+        typer.Option(metavar="all|control|none", help="What keys are for: all, or all but the links of workers."),
+    ] = None,
     emulate_compute: EmulateCompute = None,
     emulate_attention: EmulateAttention = None,
     emulate_rate: EmulateRate = None,
@@ -79,6 +85,7 @@ def serve(
         attention=attention,
         monolithic=monolithic,
         link=link,
+        flows=flows,
         lanes=lanes,
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -93,6 +100,8 @@ def serve(
         block_size=block_size,
         endpoint=endpoint,
         insecure=insecure,
+        keys=keys,
+        encrypt=encrypt,
         emulate_compute=emulate_compute,
         emulate_attention=emulate_attention,
         emulate_rate=emulate_rate,

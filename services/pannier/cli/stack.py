@@ -27,6 +27,7 @@ class ServeOptions:
     attention: str | None = None
     monolithic: bool = False
     link: str | None = None
+    flows: int | None = None
     lanes: int | None = None
     dtype: str | None = None
     kv_dtype: str | None = None
@@ -42,6 +43,8 @@ class ServeOptions:
     endpoint: str | None = None
     """Where clients come in; None: a socket in the stack's own folder, for one client."""
     insecure: bool = False
+    keys: Path | None = None
+    encrypt: str | None = None
     emulate_compute: str | None = None
     emulate_attention: str | None = None
     emulate_rate: str | None = None
@@ -66,7 +69,7 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
     attention = _attention_devices(options)
     shared = {
         "gateway": f"ipc://{folder}/control",
-        "insecure": options.insecure,
+        **_named(options, ("insecure", "keys", "encrypt")),
         "threads": max(1, host_cores() // len([*compute, *attention])),
         "emulate_attention": options.emulate_attention,
     }
@@ -93,7 +96,7 @@ def _gateway(options: ServeOptions, folder: Path, compute_workers: int, attentio
     }
     same = (
         "model", "served_model_name", "max_batch_tokens", "max_sequences", "max_waiting", "policy", "prefix_cache",
-        "max_model_len", "block_size", "heads_split", "kv_dtype", "insecure",
+        "max_model_len", "block_size", "heads_split", "kv_dtype", "insecure", "keys", "encrypt",
     )  # fmt: skip
     return load(GatewayConfig, flags=flags | _named(options, same))
 
@@ -114,7 +117,7 @@ def _compute_worker(
         "emulate_rate": options.emulate_rate if options.monolithic else None,
     }
     same = (
-        "model", "dtype", "max_model_len", "monolithic", "link", "emulate_compute", "emulate_delay",
+        "model", "dtype", "max_model_len", "monolithic", "link", "flows", "emulate_compute", "emulate_delay",
         "emulate_bandwidth",
     )  # fmt: skip
     return load(ComputeConfig, flags=flags | _named(options, same))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure
+from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure, Keys
 
 WIDE = 200
 """Columns of a table that goes into a file."""
@@ -14,12 +14,13 @@ WIDE = 200
 def status(
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     insecure: Insecure = False,
+    keys: Keys = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show every process of a running stack."""
     from pannier.client import Client
 
-    with Client(endpoint, insecure=insecure) as client:
+    with Client(endpoint, insecure=insecure, keys=keys) as client:
         found = client.status()
     if as_json:
         print(json.dumps(found))

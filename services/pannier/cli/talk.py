@@ -11,6 +11,7 @@ from pannier.cli.options import (
     DEFAULT_ENDPOINT,
     Endpoint,
     Insecure,
+    Keys,
     MaxTokens,
     MinP,
     Model,
@@ -46,6 +47,7 @@ def complete(
     model: Model = None,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     insecure: Insecure = False,
+    keys: Keys = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole completion as one JSON object.")] = False,
 ) -> None:
     """Continue a text, as it comes."""
@@ -67,7 +69,10 @@ def complete(
     }
     text = sys.stdin.read() if prompt == "-" else prompt
     try:
-        with Client(endpoint, insecure=insecure) as client, client.stream(text, model=model, **params) as chunks:
+        with (
+            Client(endpoint, insecure=insecure, keys=keys) as client,
+            client.stream(text, model=model, **params) as chunks,
+        ):
             completion = join(list(_printed(chunks) if n == 1 and not as_json else chunks))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -94,6 +99,7 @@ def chat(
     model: Model = None,
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     insecure: Insecure = False,
+    keys: Keys = None,
 ) -> None:
     """Talk to the model, turn by turn. Ctrl-C cuts an answer short, Ctrl-D ends."""
     from pannier.client import ChatMessage, Client
@@ -109,7 +115,7 @@ def chat(
         "stop": stop or [],
     }
     turns = [ChatMessage("system", system)] if system is not None else []
-    with Client(endpoint, insecure=insecure) as client:
+    with Client(endpoint, insecure=insecure, keys=keys) as client:
         while (said := _read_turn()) is not None:
             turns.append(ChatMessage("user", said))
             turns.append(ChatMessage("assistant", _answer(client, turns, model, params)))

@@ -58,10 +58,12 @@ class ComputeService(WorkerService):
             config.name,
             model,
             config.lanes,
-            self.options,
+            self.sockets.gateway,
             core,
             config.link,
             config.spin_us,
+            config.flows,
+            self.sockets.links,
             emulation=Emulation.of(config),
             timeline=config.timeline,
         )

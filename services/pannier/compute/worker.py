@@ -10,10 +10,12 @@ import zmq
 from pannier.compute.core import ComputeCore
 from pannier.compute.emulated_link import EmulatedLink
 from pannier.compute.emulation import Emulation
+from pannier.compute.flows import Flows
 from pannier.compute.link import InProcessLink, Link, LocalAttention, ZmqLink
 from pannier.compute.shm_link import ShmLink, layout
 from pannier.compute.timeline import Timeline
 from pannier.net import SocketOptions, connect
+from pannier.net.flows import flow_names
 from pannier.net.outbox import Outbox
 from pannier.net.shm import SPIN_US, CannotShare, Waiting
 from pannier.runtime.alarm import Alarm
@@ -42,6 +44,8 @@ class ComputeWorker:
         local: LocalAttention | None = None,
         link: LinkKind = "auto",
         spin_us: int = SPIN_US,
+        flows: int = 1,
+        link_options: SocketOptions | None = None,
         *,
         emulation: Emulation = Emulation(),
         timeline: Path | None = None,
@@ -54,6 +58,8 @@ class ComputeWorker:
         self._model = model
         self._num_lanes = num_lanes
         self._link = link
+        self._link_options = link_options or options
+        self._flow_names = flow_names(name, flows)
         self._context = context
         self._name = name
         self._options = options
@@ -191,6 +197,8 @@ class ComputeWorker:
         return ShmLink(self._waiting, self._name, address, sizes)
 
     def _dial(self, address: m.ShardAddress) -> Link:
-        link = ZmqLink(self._context, self._name, address, self._options)
-        self._waiting.register(link.socket)
-        return link
+        flows = [ZmqLink(self._context, name, address, self._link_options) for name in self._flow_names]
+        if len(flows) > 1:
+            return Flows(self._waiting, flows)
+        self._waiting.register(flows[0].socket)
+        return flows[0]

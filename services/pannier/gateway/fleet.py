@@ -113,6 +113,7 @@ class Fleet:
             _check_limits(hello.name, hello.compute)
             self._check_model(hello.name, hello.compute)
         self._check_alone(hello)
+        self._check_encryption(hello)
         if hello.compute is not None:
             lanes = [next(self._next_lane) for _ in range(hello.compute.lanes)]
             self.compute[hello.name] = ComputeEntry(hello, hello.compute, lanes[0])
@@ -126,6 +127,16 @@ class Fleet:
         if others and any(each.compute and each.attention for each in (hello, *others)):
             raise NotAccepted(
                 f"{hello.name} and {others[0].name} can't share a gateway: one of them is monolithic, and runs alone"
+            )
+
+    def _check_encryption(self, hello: m.Hello) -> None:
+        """Links have two ends; a compute worker of one mind and an attention worker of another would never meet."""
+        known = [entry.hello for entry in self.compute.values()] + [entry.hello for entry in self.attention.values()]
+        other = next((each for each in known if each.encrypts_links != hello.encrypts_links), None)
+        if other is not None:
+            does, does_not = (hello, other) if hello.encrypts_links else (other, hello)
+            raise NotAccepted(
+                f"{does.name} encrypts its links and {does_not.name} does not: give both the same keys and encrypt"
             )
 
     def _check_model(self, name: str, facts: m.ComputeFacts) -> None:

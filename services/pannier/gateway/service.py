@@ -17,8 +17,9 @@ from pannier.gateway.patience import Patience
 from pannier.gateway.sessions import Sessions
 from pannier.gateway.status import status
 from pannier.gateway.text import Text
-from pannier.net import PeerGone, Server, SocketOptions
+from pannier.net import PeerGone, Server
 from pannier.runtime.config import GatewayConfig
+from pannier.runtime.encryption import gateway_sockets
 from pannier.runtime.errors import NotAccepted
 from pannier.runtime.model_source import resolve
 from pannier.runtime.service import in_thread, run_service
@@ -41,8 +42,6 @@ GIVE_UP_AFTER = 300
 """Heartbeats after which requests end with an error: a lane's step is not done, or no lane is there to do any."""
 DEADLINE_S = 0.1
 """Time between two looks at the deadlines of requests."""
-MAX_CONTROL_BYTES = 16 << 20
-MAX_DATA_BYTES = 256 << 20
 GOODBYE_S = 0.02
 KV_DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16, "auto": None}
 log = structlog.get_logger()
@@ -65,6 +64,7 @@ class GatewayService:
         self.intake = Intake(self._engine, config.max_waiting)
         self.draining = False
         self.stale_frames = 0
+        self.refused_handshakes = 0
         self._context = zmq.asyncio.Context()
         self._text: Text | None = None
         self._returning: dict[str, tuple[bytes, m.Hello]] = {}
@@ -74,13 +74,12 @@ class GatewayService:
         """Workers to which a message on the data channel was lost."""
 
     async def startup(self) -> None:
-        """Bind, then load the tokenizer. Raises `ModelError`, `PortBusy`, `Exposed`."""
+        """Bind, then load the tokenizer. Raises `ModelError`, `BadKeys`, `PortBusy`, `Exposed`."""
         config = self.config
-        control = SocketOptions(config.queue, MAX_CONTROL_BYTES, config.insecure)
-        data = SocketOptions(config.queue, MAX_DATA_BYTES, config.insecure)
+        control, data, clients = gateway_sockets(config)
         self.control: Server[WorkerToGateway] = Server(self._context, WorkerToGateway, config.control_endpoint, control)
         self.data: Server[WorkerToGatewayData] = Server(self._context, WorkerToGatewayData, config.data_endpoint, data)
-        self.clients: Server[ClientToGateway] = Server(self._context, ClientToGateway, config.client_endpoint, control)
+        self.clients: Server[ClientToGateway] = Server(self._context, ClientToGateway, config.client_endpoint, clients)
         source = resolve(config.model)
         if source.path is not None:
             self._text = await in_thread(Text.load, source.path)
@@ -289,10 +288,17 @@ class GatewayService:
         for name in sorted(untold):
             if self.fleet.knows(name):  # it beats, and so a compute worker comes back, into a new session
                 self.sessions.lost(name, "its data channel is broken", leaves=False)
+        self._count_refused_handshakes()
         if self.engine is not None:
             self._give_up_waiting(self.engine)
             self.engine.report_shortage()
         self._pump()
+
+    def _count_refused_handshakes(self) -> None:
+        count = sum(server.refused_handshakes for server in (self.control, self.data, self.clients))
+        if count > self.refused_handshakes:
+            log.warning("refused who had no key that is known", handshakes=count - self.refused_handshakes)
+        self.refused_handshakes = count
 
     def _give_up_waiting(self, engine: Engine) -> None:
         """Every request ends: also when frames were lost between workers whose hearts beat, or no worker comes back."""

@@ -82,9 +82,16 @@ def _gateway(service: "GatewayService") -> dict[str, Any]:
             "control": service.control.endpoint,
             "data": service.data.endpoint,
         },
+        "encrypt": _encrypt(service),
         "stale_frames": service.stale_frames,
         "refused_frames": service.control.refused_frames + service.data.refused_frames + service.clients.refused_frames,
+        "refused_handshakes": service.refused_handshakes,
     }
+
+
+def _encrypt(service: "GatewayService") -> str:
+    config = service.config
+    return "all" if config.encrypts_links else "control" if config.used_keys else "none"
 
 
 def _worker(hello: m.Hello, standing: Standing, counters: dict[str, float]) -> dict[str, Any]:
