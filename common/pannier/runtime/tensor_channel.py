@@ -61,6 +61,11 @@ class TensorChannel(Generic[M]):
             outbox.flush()
         return not any(map(len, self._outboxes))
 
+    def close(self) -> None:
+        """Hang up; what was kept is dropped."""
+        self._outboxes.clear()  # they refer to this end, which would keep the memory until the next garbage collection
+        self.channel.close()
+
     def _send_now(self, lane: int, message: Message, tensors: Sequence[torch.Tensor]) -> bool:
         parts = parts_of(tensors)
         header = encode_header(msgspec.structs.replace(message, parts=parts) if parts else message)

@@ -90,5 +90,5 @@ class SameHost:
 
     def _forget(self, caller: Caller) -> None:
         self._waiting.remove(caller.channel)
-        caller.channel.close()
+        caller.messages.close()
         self._callers.remove(caller)

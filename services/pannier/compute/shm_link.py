@@ -67,7 +67,7 @@ class ShmLink:
         """Hang up; what was kept is dropped."""
         if not self.is_lost:
             self._waiting.remove(self._channel)
-            self._channel.close()
+            self._messages.close()
             self.is_lost = True
 
     def _lose(self) -> None:

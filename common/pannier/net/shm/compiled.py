@@ -10,17 +10,24 @@ from pannier.net.shm.errors import CannotShare
 LIBRARY = Path(__file__).parent / "librings.so"
 
 
+SLOTS = 64
+"""Messages that may be under way in one ring."""
+SLOT_BYTES = 32
+
+
 class CRing(ctypes.Structure):
     """`Ring` of rings.cpp."""
 
     _fields_ = (
         ("bytes", ctypes.c_void_p),
         ("capacity", ctypes.c_uint64),
+        ("slots", ctypes.c_void_p),
         ("written", ctypes.c_void_p),
         ("freed", ctypes.c_void_p),
         ("asleep", ctypes.c_void_p),
         ("position", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
+        ("starts", ctypes.c_uint64 * SLOTS),
+        ("ends", ctypes.c_uint64 * SLOTS),
     )
 
 

@@ -4,7 +4,7 @@ It is a memfd: it has no name, so nothing of it is left once both processes are 
 
 ::
 
-    lines of 128 bytes   asleep to attention | asleep to compute | written, freed of every ring
+    lines of 128 bytes   asleep to attention | asleep to compute | written, freed, slots of every ring
     pages                rings to attention, one a lane | rings to compute, one a lane
 
 Each counter and flag has a line of its own (two cache lines: processors fetch them in pairs), since the two processes
@@ -19,9 +19,12 @@ from enum import IntEnum
 
 import msgspec
 
+from pannier.net.shm.compiled import SLOT_BYTES, SLOTS
 from pannier.net.shm.errors import CannotShare
 
 LINE = 128
+CONTROL = 2 * LINE + SLOTS * SLOT_BYTES
+"""Bytes of a ring's counters and slots."""
 PAGE = 4096
 MAX_LANES = 64
 MAX_BYTES = 16 << 30
@@ -42,6 +45,7 @@ class RingPlace(msgspec.Struct, frozen=True):
 
     written: int
     freed: int
+    slots: int
     start: int
     capacity: int
 
@@ -68,7 +72,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def _first_ring(self) -> int:
-        return -(-LINE * (2 + 4 * self.lanes) // PAGE) * PAGE
+        return -(-(2 * LINE + 2 * self.lanes * CONTROL) // PAGE) * PAGE
 
     def asleep(self, direction: Direction) -> int:
         """Byte offset of the flag that says that the reader of this direction sleeps."""
@@ -76,9 +80,10 @@ class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     def ring(self, direction: Direction, lane: int) -> RingPlace:
         """Where one lane's ring is."""
-        counters = LINE * (2 + 2 * (direction * self.lanes + lane))
+        control = 2 * LINE + (direction * self.lanes + lane) * CONTROL
         before = direction * self.lanes * self.capacities[0] + lane * self.capacities[direction]
-        return RingPlace(counters, counters + LINE, self._first_ring + before, self.capacities[direction])
+        slots = control + 2 * LINE
+        return RingPlace(control, control + LINE, slots, self._first_ring + before, self.capacities[direction])
 
 
 class Memory:

@@ -1,13 +1,12 @@
 """A ring of messages in shared memory: one process writes, one reads, in order.
 
-A message is one piece of memory, so that tensors can be packed where they will be read::
+A message is one piece of memory, so that tensors can be packed where they will be read: its header, and behind it, at
+the next 64 bytes, its payload. Where each one is, a slot says::
 
-    header length, payload length (8 bytes each) | header | payload, 64-byte aligned | up to the next 64 bytes
+    place, header length, payload length, unused (8 bytes each)
 
-What doesn't fit before the ring's end goes to its start, and a mark says so. A ring that is empty starts again at the
-front too: a lane that asks and waits in turn uses the same memory all the time, which stays in the caches.
-
-Two counters say how many bytes were written and freed since the beginning, skipped ones included; they never go back.
+Two counters say how many messages were written and freed since the beginning; message number n has slot n % 64. Memory
+is given out in turn, around the end too, and anew from the front when nothing is under way.
 """
 
 import ctypes
@@ -20,20 +19,16 @@ from pannier.wire import ALIGNMENT, WireError
 
 NOTHING, NONSENSE = -1, -2
 FULL = -1
-LENGTHS = 16
-"""Bytes of both lengths."""
 
 
 class Ring:
     """One end of a ring, as the compiled part knows it."""
 
     def __init__(self, memory: Memory, place: RingPlace, asleep: int) -> None:
-        base = memory.address
         self.start = place.start
         self._memory = memory
-        self._ring = CRing(
-            base + place.start, place.capacity, base + place.written, base + place.freed, base + asleep, 0, 0
-        )
+        shared = [memory.address + at for at in (place.slots, place.written, place.freed, asleep)]
+        self._ring = CRing(memory.address + place.start, place.capacity, *shared)
         self.address = ctypes.addressof(self._ring)
 
 
@@ -42,8 +37,7 @@ class Writer(Ring):
 
     def __init__(self, memory: Memory, place: RingPlace, asleep: int) -> None:
         super().__init__(memory, place, asleep)
-        self.largest = place.capacity // 2
-        """Bytes of the largest message with its header: what fits wherever in the ring an empty one stands."""
+        self._capacity = place.capacity
         self._reserve = functions().reserve
         self._publish = functions().publish
 
@@ -52,9 +46,9 @@ class Writer(Ring):
 
         Nobody sees the message before `publish`. Raises `WireError` if it is larger than the ring allows.
         """
-        size = LENGTHS + len(header) + payload_bytes + 2 * ALIGNMENT
-        if size > self.largest:
-            raise WireError(f"a message of {size} bytes is larger than shared memory takes, which is {self.largest}")
+        size = len(header) + payload_bytes + 2 * ALIGNMENT
+        if size > self._capacity:
+            raise WireError(f"a message of {size} bytes is larger than shared memory takes, which is {self._capacity}")
         place: int = self._reserve(self.address, header, len(header), payload_bytes)
         return None if place == FULL else self.start + place
 

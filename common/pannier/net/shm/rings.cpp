@@ -10,82 +10,75 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+static const uint64_t SLOTS = 64;
+static const int64_t FULL = -1;
+static const int NOTHING = -1, NONSENSE = -2;
+
+struct Slot { // where a message is: places count from the ring's first byte
+    uint64_t place, header_length, payload_length, unused;
+};
+
 struct Ring {
     // In memory that both processes share.
     uint8_t *bytes;
     uint64_t capacity;
-    uint64_t *written; // bytes since the beginning, skipped ones included
+    Slot *slots;
+    uint64_t *written; // messages since the beginning
     uint64_t *freed;
     uint32_t *asleep; // whether the reader sleeps
-    // This process's own: where it stands, and the size of the message that is reserved, or shown.
+    // This process's own: how many messages it has written, or read, and where those that it wrote begin and end.
     uint64_t position;
-    uint64_t size;
+    uint64_t starts[SLOTS], ends[SLOTS];
 };
 
-struct Message { // places count from the ring's first byte
+struct Message {
     uint64_t header, header_length;
     uint64_t payload, payload_length;
 };
 
-struct Lengths {
-    uint64_t header, payload;
-};
-
-static const uint64_t SKIP = ~uint64_t(0); // in place of a header's length: go on at the ring's start
-static const int64_t FULL = -1;
-static const int NOTHING = -1, NONSENSE = -2;
-
 static uint64_t aligned(uint64_t size) { return (size + 63) & ~uint64_t(63); }
 
-// Write a header; the place of its payload, or FULL. What is too large for an empty ring is the caller's to refuse.
+// Where `size` bytes in one piece are free: behind the newest message, or at the front; FULL if nowhere. The memory is
+// a ring, but an empty one starts at the front again: a lane that asks and waits in turn stays in the caches.
+static int64_t find_room(const Ring *ring, uint64_t size) {
+    const uint64_t freed = __atomic_load_n(ring->freed, __ATOMIC_ACQUIRE), under_way = ring->position - freed;
+    if (under_way == 0) return size <= ring->capacity ? 0 : FULL;
+    if (under_way >= SLOTS) return FULL;
+    const uint64_t oldest = ring->starts[freed % SLOTS], newest = ring->ends[(ring->position - 1) % SLOTS];
+    const bool is_around = newest <= oldest;
+    if (newest + size <= (is_around ? oldest : ring->capacity)) return int64_t(newest);
+    return !is_around && size <= oldest ? 0 : FULL;
+}
+
+// Write a header; the place of its payload, or FULL.
 EXPORT int64_t pannier_shm_reserve(Ring *ring, const char *header, uint64_t header_length, uint64_t payload_length) {
-    const uint64_t start = aligned(sizeof(Lengths) + header_length), size = start + aligned(payload_length);
-    const uint64_t freed = __atomic_load_n(ring->freed, __ATOMIC_ACQUIRE);
-    uint64_t place = ring->position % ring->capacity;
-    const uint64_t rest = ring->capacity - place;
-    const bool is_empty = freed == ring->position;
-    const bool to_start = place > 0 && (size > rest || (is_empty && rest + size <= ring->capacity));
-    if (ring->position - freed + size + (to_start ? rest : 0) > ring->capacity) return FULL;
-    if (to_start) {
-        const Lengths skip = {SKIP, 0};
-        memcpy(ring->bytes + place, &skip, sizeof skip);
-        ring->position += rest;
-        place = 0;
-    }
-    const Lengths lengths = {header_length, payload_length};
-    memcpy(ring->bytes + place, &lengths, sizeof lengths);
-    memcpy(ring->bytes + place + sizeof lengths, header, header_length);
-    ring->size = size;
-    return int64_t(place + start);
+    const uint64_t start = aligned(header_length), size = start + aligned(payload_length);
+    const int64_t place = find_room(ring, size);
+    if (place == FULL) return FULL;
+    memcpy(ring->bytes + place, header, header_length);
+    const uint64_t slot = ring->position % SLOTS;
+    ring->slots[slot] = {uint64_t(place), header_length, payload_length, 0};
+    ring->starts[slot] = uint64_t(place);
+    ring->ends[slot] = uint64_t(place) + size;
+    return place + int64_t(start);
 }
 
 // Let the reader see what was reserved; 1 if it slept, which is told to one writer only: it is to be rung.
 EXPORT int pannier_shm_publish(Ring *ring) {
-    ring->position += ring->size;
-    ring->size = 0;
+    ring->position += 1;
     __atomic_store_n(ring->written, ring->position, __ATOMIC_SEQ_CST);
     return __atomic_load_n(ring->asleep, __ATOMIC_SEQ_CST) && __atomic_exchange_n(ring->asleep, 0, __ATOMIC_SEQ_CST);
 }
 
 // Show the next message of a ring that has one. The writer may have gone mad: nothing is believed that leads outside.
-static bool show(Ring *ring, Message *message) {
-    const uint64_t written = __atomic_load_n(ring->written, __ATOMIC_ACQUIRE);
-    uint64_t there = written - ring->position, place = ring->position % ring->capacity;
-    Lengths lengths;
-    memcpy(&lengths, ring->bytes + place, sizeof lengths);
-    if (lengths.header == SKIP) {
-        const uint64_t rest = ring->capacity - place;
-        if (place == 0 || rest >= there) return false;
-        ring->position += rest;
-        there -= rest;
-        place = 0;
-        memcpy(&lengths, ring->bytes, sizeof lengths);
-    }
-    if (lengths.header > ring->capacity || lengths.payload > ring->capacity) return false; // else sums overflow
-    const uint64_t start = aligned(sizeof lengths + lengths.header), size = start + aligned(lengths.payload);
-    if (size > there || size > ring->capacity - place) return false;
-    ring->size = size;
-    *message = {place + sizeof lengths, lengths.header, place + start, lengths.payload};
+static bool show(const Ring *ring, Message *message) {
+    if (__atomic_load_n(ring->written, __ATOMIC_ACQUIRE) - ring->position > SLOTS) return false;
+    const Slot slot = ring->slots[ring->position % SLOTS]; // a copy: what was checked can't be changed any more
+    const uint64_t capacity = ring->capacity;
+    if (slot.place > capacity || slot.header_length > capacity || slot.payload_length > capacity) return false;
+    const uint64_t payload = slot.place + aligned(slot.header_length);
+    if (payload + slot.payload_length > capacity || slot.place % 64) return false;
+    *message = {slot.place, slot.header_length, payload, slot.payload_length};
     return true;
 }
 
@@ -106,8 +99,7 @@ EXPORT int pannier_shm_receive(Ring *const *rings, int count, int first, Message
 
 // Give the memory of the message that was shown back to the writer.
 EXPORT void pannier_shm_release(Ring *ring) {
-    ring->position += ring->size;
-    ring->size = 0;
+    ring->position += 1;
     __atomic_store_n(ring->freed, ring->position, __ATOMIC_RELEASE);
 }
 

@@ -1,0 +1,205 @@
+"""The data loop serves compute workers of its host through shared memory, by the same rules as over sockets."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+
+from pannier.attention.core import AttentionCore, Reply
+from pannier.attention.worker import AttentionWorker
+from pannier.net import SocketOptions, bind, close_bound
+from pannier.net.shm import CannotShare, Layout, Waiting, functions, knock
+from pannier.runtime.tensor_channel import TensorChannel
+from pannier.runtime.threads import StopSignal
+from pannier.wire import AttentionToCompute, Dtype, encode
+from pannier.wire import messages as m
+
+from .rig import CALLS, LIFE, WHOLE, Frame, Hand, Stored, answers_of, assert_answers, chunk, decode, kinds
+
+PATIENCE_S = 15.0
+LAYOUT = Layout(2, (1 << 16, 1 << 16))
+pytestmark = [pytest.mark.timeout(60)]
+try:
+    functions()
+except CannotShare as missing:  # as on a machine without a compiler
+    pytestmark.append(pytest.mark.skip(reason=str(missing)))
+
+
+class Peer:
+    """A compute worker's end."""
+
+    def __init__(self, door: str, name: str, layout: Layout = LAYOUT) -> None:
+        self.channel = knock(door, name, "a0", layout)
+        self.messages: TensorChannel[AttentionToCompute] = TensorChannel(self.channel, AttentionToCompute)
+        self._waiting = Waiting(0)
+        self._waiting.add(self.channel)
+
+    def send(self, frames: list[Frame]) -> None:
+        for message, tensors in frames:
+            self.messages.send(message.lane, message, tensors)
+
+    def receive(self) -> Reply:
+        deadline = time.monotonic() + PATIENCE_S
+        while (received := self.messages.receive()) is None:
+            assert time.monotonic() < deadline, "nothing came"
+            self._waiting.wait(None if self.messages.flush() else 2)
+        _, message, tensors = received
+        copies = [tensor.clone() for tensor in tensors]
+        self.messages.release()
+        return message, copies
+
+    def ask(self, frames: list[Frame]) -> list[Reply]:
+        """Send some frames, and collect answers until a step is written or failed."""
+        self.send(frames)
+        replies = [self.receive()]
+        while not isinstance(replies[-1][0], m.StepWritten | m.StepFailed):
+            replies.append(self.receive())
+        return replies
+
+    def close(self) -> None:
+        self._waiting.remove(self.channel)
+        self.messages.close()
+
+
+class Rig:
+    """A worker whose loop runs in a thread, and its gateway's socket."""
+
+    def __init__(self, worker: AttentionWorker, gateway: "zmq.Socket[bytes]") -> None:
+        self.worker = worker
+        self._gateway = gateway
+
+    @contextmanager
+    def peer(self, name: str, layout: Layout = LAYOUT) -> Iterator[Peer]:
+        peer = Peer(self.worker.door, name, layout)
+        try:
+            yield peer
+        finally:
+            peer.close()
+
+    def tell(self, message: m.Message) -> bytes:
+        """Send as its gateway, and wait for the answer."""
+        self._gateway.send_multipart([b"a0", *encode(message)])
+        return self.receive()[1]
+
+    def receive(self) -> list[bytes]:
+        assert self._gateway.poll(int(PATIENCE_S * 1000))
+        return self._gateway.recv_multipart()
+
+    def wait_for(self, counter: str, count: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.worker.counters().get(counter, 0) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Assigned and ready; its thread must end when told to."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    gateway, endpoint = bind(context, zmq.ROUTER, f"ipc://{tmp_path}/gateway")
+    worker = AttentionWorker(context, "a0", AttentionCore(torch.device("cpu")), f"ipc://{tmp_path}/a0", SocketOptions())
+    worker.join(m.Welcome(LIFE, endpoint, 1.0))
+    stop = StopSignal()
+    thread = threading.Thread(target=worker.loop, args=(stop,))
+    thread.start()
+    rig = Rig(worker, gateway)
+    assert rig.receive() == [b"a0", *encode(m.Join(LIFE))]
+    rig.tell(m.AttentionAssign(LIFE, 0, 0, CALLS, WHOLE, 20, 4, Dtype.FLOAT32, Dtype.FLOAT32))
+    yield rig
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    stop.close()
+    worker.close()
+    close_bound(gateway, endpoint)
+    context.term()
+
+
+def test_steps_through_shared_memory(rig: Rig) -> None:
+    """Answers are the same as without, in several lanes of several compute workers at once."""
+    with rig.peer("c0") as first, rig.peer("c1") as second:
+        for step, (peer, lane) in enumerate([(first, 0), (second, 0), (first, 1), (second, 1)]):
+            hand, sequence = Hand(lane=lane, seed=step), Stored([4 * step + i for i in range(3)])
+            peer.ask(hand.only(2 * step, [chunk(sequence, 7)]).frames)
+            made = hand.only(2 * step + 1, [decode(sequence)])
+            assert_answers([peer.ask(made.frames)], made.answers)
+
+
+def test_what_comes_early_is_kept_when_its_memory_is_used_again(rig: Rig) -> None:
+    """The next step's rows wait for the end of the one before, while the ring goes on."""
+    hand, sequence = Hand(), Stored([3, 1, 2])
+    made = [hand.only(0, [chunk(sequence, 7)]), hand.only(1, [decode(sequence)])]
+    with rig.peer("c0", Layout(2, (8192, 8192))) as peer:
+        peer.send(made[0].frames[:-1])
+        peer.send(made[1].frames)
+        pieces = [peer.receive() for _ in made[0].pieces]
+        assert set(kinds(pieces)) == {"PieceWritten"}
+        for _ in range(50):  # over all of the ring
+            peer.send([(m.BeginStep(LIFE + 1, 1, 1, 0, (), (), ()), [torch.full((300,), -1, dtype=torch.int32)])])
+            while not peer.messages.flush():
+                time.sleep(0.001)
+        rig.wait_for("stale_frames", 50)
+        peer.send(made[0].frames[-1:])
+        replies = [peer.receive() for _ in range(1 + len(made[1].pieces) + 1)]
+        assert_answers([replies], made[1].answers)
+
+
+def test_nothing_of_a_fenced_session_is_written(rig: Rig) -> None:
+    """Late frames are dropped; the session that follows goes on over the same link."""
+    hand, sequence = Hand(), Stored([3, 1, 2])
+    with rig.peer("c0") as peer:
+        peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
+        assert rig.tell(m.Fence(LIFE, "c0", 1)) == encode(m.Fenced(LIFE, "c0", 1))[0]
+        late = hand.only(1, [chunk(sequence, 2)])
+        peer.send(late.frames)
+        again = Hand(session=2).only(0, [chunk(Stored([7]), 3)])
+        assert isinstance(peer.ask(again.frames)[-1][0], m.StepWritten)
+    assert rig.worker.counters()["stale_frames"] == len(late.frames)
+
+
+def test_rings_full_of_a_former_session_hinder_no_new_one(rig: Rig) -> None:
+    """A compute worker that reads no more: whoever has its name next has rings of its own, others notice nothing."""
+    with rig.peer("c0", Layout(1, (1 << 16, 4096))) as stopped, rig.peer("c1") as other:
+        hand, sequence = Hand(session=1), Stored([3, 1, 2])
+        stopped.ask(hand.only(0, [chunk(sequence, 7)]).frames)
+        for number in range(1, 200):
+            stopped.send([(m.AbortStep(LIFE, 1, number, 0), [])])
+            while not stopped.messages.flush():
+                time.sleep(0.001)
+        hand, sequence = Hand(seed=1), Stored([5, 6])
+        assert isinstance(other.ask(hand.only(0, [chunk(sequence, 4)]).frames)[-1][0], m.StepWritten)
+        rig.tell(m.Fence(LIFE, "c0", 1))
+        with rig.peer("c0") as successor:
+            hand, sequence = Hand(session=2), Stored([7, 8])
+            assert isinstance(successor.ask(hand.only(0, [chunk(sequence, 4)]).frames)[-1][0], m.StepWritten)
+            made = hand.only(1, [decode(sequence)])
+            assert_answers([successor.ask(made.frames)], made.answers)
+
+
+def test_an_answer_for_which_there_is_no_room_is_a_failed_step(rig: Rig) -> None:
+    """It says how large it was, and the loop goes on."""
+    hand, sequence = Hand(), Stored([3, 1, 2, 9, 8])
+    with rig.peer("c0", Layout(1, (1 << 16, 4096))) as peer:
+        peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
+        replies = peer.ask(hand.only(1, [chunk(sequence, 10)]).frames)
+        failed = replies[-1][0]
+        assert isinstance(failed, m.StepFailed)
+        assert "larger than shared memory takes" in failed.reason
+        assert not answers_of(replies)
+    with rig.peer("c1") as other:
+        assert isinstance(other.ask(Hand(seed=1).only(0, [chunk(Stored([5]), 3)]).frames)[-1][0], m.StepWritten)
+
+
+def test_noise_in_a_ring_is_counted_and_survived(rig: Rig) -> None:
+    with rig.peer("c0") as peer:
+        for noise in (b"x", b"noise", encode(m.Join(LIFE))[0], b"\xc1" * 100):
+            assert peer.channel.writers[1].reserve(bytes(noise), 0) is not None
+            peer.channel.publish(1)
+        rig.wait_for("refused_frames", 4)
+        step = Hand(lane=1).only(0, [chunk(Stored([5]), 3)])
+        assert isinstance(peer.ask(step.frames)[-1][0], m.StepWritten)
