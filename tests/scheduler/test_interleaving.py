@@ -52,7 +52,10 @@ class Interleaving(RuleBasedStateMachine):
     @initialize(
         config=CONFIGS,
         num_lanes=st.integers(1, 3),
-        capacities=st.lists(CAPACITIES, min_size=1, max_size=3),
+        capacities=st.one_of(
+            st.lists(CAPACITIES, min_size=1, max_size=3),
+            st.lists(st.integers(3, 5), min_size=2, max_size=3),  # long sequences are spread over several
+        ),
         requests=st.lists(ADDED, min_size=1, max_size=6),
     )
     def start(self, config: SchedulerConfig, num_lanes: int, capacities: list[int], requests: list[Added]) -> None:

@@ -26,19 +26,11 @@ class Contents:
         self._root = root
         self._names: list[bytes] = []
 
-    def first(self, count: int, tokens: Ints, block_size: int) -> list[bytes]:
-        """The names of the first `count` blocks of these tokens."""
-        self._extend(count, tokens, block_size)
-        return self._names[:count]
-
     def name(self, index: int, tokens: Ints, block_size: int) -> bytes:
         """The name of one of the blocks of these tokens."""
-        self._extend(index + 1, tokens, block_size)
-        return self._names[index]
-
-    def _extend(self, count: int, tokens: Ints, block_size: int) -> None:
         names = self._names
-        for index in range(len(names), count):
+        for number in range(len(names), index + 1):
             before = names[-1] if names else self._root
-            held = tokens[index * block_size : (index + 1) * block_size].tobytes()
+            held = tokens[number * block_size : (number + 1) * block_size].tobytes()
             names.append(blake2b(before + held, digest_size=NAME_BYTES).digest())
+        return names[index]

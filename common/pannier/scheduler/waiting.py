@@ -1,6 +1,5 @@
 """Sequences that wait for blocks, by rank: whoever was preempted stands where it stood before."""
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from pannier.scheduler.sequence import Sequence
@@ -18,9 +17,6 @@ class WaitingQueue:
 
     def __contains__(self, number: object) -> bool:
         return number in self._sequences
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(list(self._sequences.values()))
 
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
