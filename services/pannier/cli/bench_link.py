@@ -121,6 +121,8 @@ def _ends(folder: Path, cases: list[Case]) -> "Iterator[dict[str, End]]":
         for name, place, is_shared in (
             ("zmq tcp", "tcp", False), ("zmq ipc", "ipc", False), ("shm", "ipc", True), ("shm asleep", "asleep", True)
         ):  # fmt: skip
+            if is_shared and not places[place]["door"]:
+                continue  # without the compiled part there is none
             address = ShardAddress(name, places[place]["endpoint"], (), places[place]["door"])
             waiting = Waiting(0 if place == "asleep" else SPIN_US)
             link: ShmLink | ZmqLink

@@ -1,6 +1,7 @@
 """The other end of `pannier bench link`, in a process of its own: attention workers that only copy, and plain TCP."""
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+import structlog
 import torch
 import zmq
 
@@ -43,6 +45,7 @@ class EchoCore(AttentionCore):
 def serve(folder: Path) -> None:
     """Print where everything listens as one JSON object, and serve until stdin ends."""
     torch.set_num_threads(1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # else it uses stdout
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     _gateway, gateway_at = bind(context, zmq.ROUTER, f"ipc://{folder}/gateway")
     listen = {
