@@ -133,7 +133,7 @@ def test_two_lanes_on_devices_that_only_wait(terminal: Terminal, tiny_model: Pat
     value = {(row["engine"], row["metric"]): row["value"] for row in found["rows"]}
     assert value["2 lanes", "compute"] == pytest.approx(30, abs=1)
     assert value["2 lanes", "attention"] >= 6
-    assert value["1 lane", "transfer"] >= 3 * 2 * 5  # two calls and the end
+    assert value["1 lane", "transfer"] >= 2 * 2 * 5  # two calls; the end's way hides behind the last slice
     assert value["2 lanes", "rows_per_lane_step"] == pytest.approx(2, abs=0.5)
     for engine in ("1 lane", "2 lanes"):
         assert value[engine, "lane_step"] > 0.9 * max(30, value[engine, "compute"])
