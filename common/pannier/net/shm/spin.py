@@ -7,8 +7,10 @@ from pathlib import Path
 SPIN_US = 50
 """About what it costs to be woken."""
 SAMPLE_S = 0.2
-WEIGHT = 0.2
-"""Of a new sample of the load in the average."""
+MEMORY_S = 1.0
+"""How far back the average of samples looks."""
+SLACK = 0.5
+"""Threads above the number of cores that are no scarcity yet: others that run for a moment now and then."""
 
 
 class Spin:
@@ -27,13 +29,13 @@ class Spin:
         now = time.monotonic()
         if now - self._sampled > SAMPLE_S:
             self._sample(now)
-        return self._spin_ns if max(processes, self._running) <= self._cores else 0
+        return self._spin_ns if max(processes, self._running - SLACK) <= self._cores else 0
 
     def _sample(self, now: float) -> None:
         try:
             running = int(self._load.read_text().split()[3].partition("/")[0])
         except (OSError, ValueError, IndexError):
             running = 0  # nothing is known of others
-        is_first = self._sampled == float("-inf")
-        self._running = running if is_first else self._running + WEIGHT * (running - self._running)
+        weight = min(1.0, (now - self._sampled) / MEMORY_S)
+        self._running += weight * (running - self._running)
         self._sampled = now
