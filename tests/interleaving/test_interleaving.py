@@ -38,6 +38,7 @@ HAPPENINGS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_request_ends_with_its_text_or_one_error_and_nothing_is_written_late() -> None:
     """Whatever is delayed, cancelled, stopped, lost or started again; and all of that did happen."""
@@ -105,6 +106,7 @@ def _acknowledge_steps_before_all_pieces_are_there(patch: pytest.MonkeyPatch) ->
     patch.setattr(AttentionCore, "_work", hasty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mistake",
     [
