@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 WARM_TOKENS = 4
 """Tokens of every request before measuring: by then all of them decode."""
-LAST_TOKENS = 2
-"""Measuring ends so many tokens before the first request does, so that no lane runs short of rows."""
+LAST_TOKENS = 4
+"""Measuring ends so many tokens before the slowest request does: lanes that are ahead have rows until then.
+
+It begins and ends with the slowest, so that as much is under way, and not counted, before it as behind it.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ async def run(client: "AsyncClient", asks: list[Ask]) -> Run:
             await progress.wait_for(lambda: min(counts) >= WARM_TOKENS)
         before = await _look(client, counts)
         async with progress:
-            await progress.wait_for(lambda: max(counts) >= asks[0].output - LAST_TOKENS)
+            await progress.wait_for(lambda: min(counts) >= asks[0].output - LAST_TOKENS)
         after = await _look(client, counts)
         return _window(before, after, len(asks))
 
