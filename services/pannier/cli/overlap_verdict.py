@@ -20,4 +20,4 @@ def verdict(parts: Parts, lanes: int, rows: float, offloaded: float, monolithic:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{round(seconds * 1e3, 1):g} ms"
