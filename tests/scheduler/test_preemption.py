@@ -5,24 +5,15 @@ from typing import Any
 
 import pytest
 
-from pannier.scheduler import Request, Scheduler, SchedulerConfig, Step, Unplanned
+from pannier.scheduler import Request, Scheduler, Step, Unplanned
 from pannier.scheduler.sequence import Sequence
 from pannier.wire.messages import Drawn, Penalties, SamplerRules, SegmentKind
+
+from .rig import scheduler_with
 
 pytestmark = pytest.mark.timeout(30)
 
 RULES = SamplerRules(Penalties(repetition=1.5))
-
-
-def scheduler_with(*, blocks: tuple[int, ...] = (100,), lanes: int = 1, **limits: Any) -> Scheduler:
-    """A scheduler over blocks of 4 tokens."""
-    config: dict[str, Any] = {"max_model_len": 200, "max_batch_tokens": 64, "block_size": 4} | limits
-    scheduler = Scheduler(SchedulerConfig(**config))
-    for lane in range(lanes):
-        scheduler.add_lane(lane)
-    for group, num_blocks in enumerate(blocks):
-        scheduler.add_group(group, num_blocks)
-    return scheduler
 
 
 def request(*sequences: int, length: int = 3, max_tokens: int = 4, **fields: Any) -> Request:

@@ -5,21 +5,12 @@ from typing import Any
 
 import pytest
 
-from pannier.scheduler import BlockPool, Inconsistent, Output, Request, Scheduler, SchedulerConfig, Step
+from pannier.scheduler import BlockPool, Inconsistent, Output, Request, Scheduler, Step
 from pannier.wire.messages import BlockCopy, Drawn, Score, Scored, SegmentKind, TokenLogprob
 
+from .rig import scheduler_with
+
 pytestmark = pytest.mark.timeout(30)
-
-
-def scheduler_with(*, blocks: tuple[int, ...] = (100,), lanes: int = 1, **limits: Any) -> Scheduler:
-    """A scheduler over blocks of 4 tokens."""
-    config: dict[str, Any] = {"max_model_len": 200, "max_batch_tokens": 64, "block_size": 4} | limits
-    scheduler = Scheduler(SchedulerConfig(**config))
-    for lane in range(lanes):
-        scheduler.add_lane(lane)
-    for group, num_blocks in enumerate(blocks):
-        scheduler.add_group(group, num_blocks)
-    return scheduler
 
 
 def request(*sequences: int, prompt: list[int], max_tokens: int = 4, **fields: Any) -> Request:

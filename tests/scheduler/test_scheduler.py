@@ -5,24 +5,15 @@ from typing import Any
 
 import pytest
 
-from pannier.scheduler import UNRESOLVED, Inconsistent, Output, Rejected, Request, Scheduler, SchedulerConfig, Step
+from pannier.scheduler import UNRESOLVED, Inconsistent, Output, Rejected, Request, Scheduler, Step
 from pannier.wire.messages import Drawn, Filters, Previous, Sample, SegmentKind, TopLogprob
+
+from .rig import scheduler_with
 
 pytestmark = pytest.mark.timeout(30)
 
 TOKEN = 5
 EOS = 9
-
-
-def scheduler_with(*, lanes: int = 1, blocks: tuple[int, ...] = (100,), **limits: int) -> Scheduler:
-    """A scheduler over blocks of 4 tokens."""
-    config: dict[str, Any] = {"max_model_len": 200, "max_batch_tokens": 64, "block_size": 4} | limits
-    scheduler = Scheduler(SchedulerConfig(**config))
-    for lane in range(lanes):
-        scheduler.add_lane(lane)
-    for group, num_blocks in enumerate(blocks):
-        scheduler.add_group(group, num_blocks)
-    return scheduler
 
 
 def request(sequence: int, length: int = 3, max_tokens: int = 4, samples: int = 1, **fields: Any) -> Request:
