@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pannier.slicer.cut import LOGITS, Call, Cut
+from pannier.slicer.cut import Call, Cut
 from pannier.slicer.export import IDS, POSITIONS, ROWS
 from pannier.slicer.packed import LINEAR, can_pack, linear, pack_weights
 
@@ -95,10 +95,8 @@ class SlicedModel:
         Returns:
             logits [R, V].
         """
-        values: Values = {IDS: ids, POSITIONS: positions, ROWS: rows}
-        yield from self.run_slices(values, range(len(self.slices)))
-        logits: torch.Tensor = values[LOGITS]
-        return logits
+        head = yield from self.run_to_head(ids, positions)
+        return head(rows)
 
     def run_to_head(self, ids: torch.Tensor, positions: torch.Tensor) -> Generator[Attend, torch.Tensor, Head]:
         """Like `run`, but returns the last slice instead of running it, to be called for some rows at a time or not.
