@@ -22,7 +22,7 @@ import msgspec
 from pannier.wire.dtypes import Dtype
 from pannier.wire.parts import Part
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20
@@ -79,7 +79,8 @@ class ComputeFacts(Record, frozen=True):
 class AttentionFacts(Record, frozen=True):
     """What an attention worker brings; `endpoint` is where compute workers reach it ("" in their own process).
 
-    Those on its own host find shared memory at `door` ("": it offers none).
+    Those on its own host find shared memory at `door` ("": it offers none), others plain TCP at `tcp` ("": it offers
+    none, since its links are encrypted).
     """
 
     device: str
@@ -89,6 +90,7 @@ class AttentionFacts(Record, frozen=True):
     dtypes: tuple[Dtype, ...]
     endpoint: str
     door: str = ""
+    tcp: str = ""
 
 
 class Hello(Message, frozen=True):
@@ -163,6 +165,7 @@ class ShardAddress(Record, frozen=True):
     endpoint: str
     heads: tuple[HeadRange, ...]
     door: str = ""
+    tcp: str = ""
 
 
 class GroupAddress(Record, frozen=True):

@@ -269,7 +269,9 @@ class Fleet:
         members.sort(key=lambda member: member[0].shard)
         return m.GroupAddress(
             group,
-            tuple(m.ShardAddress(e.hello.name, e.facts.endpoint, a.heads, e.facts.door) for a, e in members),
+            tuple(
+                m.ShardAddress(e.hello.name, e.facts.endpoint, a.heads, e.facts.door, e.facts.tcp) for a, e in members
+            ),
         )
 
 
