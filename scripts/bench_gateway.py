@@ -22,7 +22,8 @@ from pathlib import Path
 
 from pannier.gateway.admission import Admission
 from pannier.gateway.engine import Engine
-from pannier.gateway.fleet import Fleet, FleetConfig, Standing
+from pannier.gateway.entries import Session, Standing
+from pannier.gateway.fleet import Fleet, FleetConfig
 from pannier.gateway.text import Text
 from pannier.runtime.model_source import EMBEDDED
 from pannier.scheduler import Output, Scheduler, SchedulerConfig, Step
@@ -75,9 +76,9 @@ class TimedEngine(Engine):
         with watch("deliver"):
             super().deliver(outputs, code=code)
 
-    def _send(self, step: Step) -> None:
+    def _send(self, step: Step, names: Iterable[str]) -> None:
         with watch("send"):
-            super()._send(step)
+            super()._send(step, names)
 
 
 class Bench:
@@ -147,7 +148,8 @@ def _fleet(max_batch_tokens: int) -> Fleet:
     facts = m.ComputeFacts("embedded", "d", "cpu", "float32", Dtype.FLOAT32, LANES, calls, 3072, WINDOW, 0)
     fleet = Fleet(FleetConfig(LIFE, "embedded", "d", 1, 1, BLOCK_SIZE, None, None, max_batch_tokens))
     fleet.accept(m.Hello(m.PROTOCOL, COMPUTE, 1, 1, "host", "loop", facts, None))
-    fleet.compute[COMPUTE].standing = Standing.READY
+    entry = fleet.compute[COMPUTE]
+    entry.session = Session(1, (entry,), Standing.READY)
     return fleet
 
 

@@ -197,7 +197,7 @@ def q_k_v(piece: Frame) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 BAD_PIECES: dict[str, tuple[Callable[[Frame], Frame], str]] = {
-    "call too large": (lambda p: changed(p, call=3), "call 3 does not exist"),
+    "call too large": (lambda p: changed(p, call=3), "call 3 is not among those of the step"),
     "no tensors": (lambda p: (p[0], []), "a piece has k and v"),
     "no query": (lambda p: (p[0], p[1][1:]), "a request q before them"),
     "surplus": (lambda p: (p[0], [*p[1], p[1][0]]), "a piece has k and v"),

@@ -1,6 +1,6 @@
 """bfloat16 costs no more accuracy here than in the uncut model: held-out text under the embedded model."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,8 @@ from pannier.attention.core import AttentionCore
 from pannier.compute.core import ComputeCore
 from pannier.compute.link import InProcessLink
 from pannier.runtime.model_source import EMBEDDED
-from pannier.slicer import Attend, SlicedModel, slice_model
-from pannier.slicer.model import Head
+from pannier.slicer import SlicedModel, slice_model
+from pannier.slicer.model import Head, Values
 from pannier.wire import Dtype, WorkerToGatewayData
 from pannier.wire import messages as m
 
@@ -29,8 +29,8 @@ class Recorded(SlicedModel):
 
     logits: list[torch.Tensor]
 
-    def run_to_head(self, ids: torch.Tensor, positions: torch.Tensor) -> Generator[Attend, torch.Tensor, Head]:
-        head = yield from super().run_to_head(ids, positions)
+    def head(self, values: Values) -> Head:
+        head = super().head(values)
 
         def recorded(rows: torch.Tensor) -> torch.Tensor:
             logits = head(rows)

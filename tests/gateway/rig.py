@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from pannier.gateway.admission import Admission
 from pannier.gateway.engine import Engine
-from pannier.gateway.fleet import ComputeEntry, Fleet, FleetConfig, Standing
+from pannier.gateway.entries import ComputeEntry, Session, Standing
+from pannier.gateway.fleet import Fleet, FleetConfig
 from pannier.gateway.text import Text
 from pannier.net import PeerGone
 from pannier.scheduler import Inconsistent, Output, Rejected, Request, Scheduler, SchedulerConfig, Step, Unplanned
@@ -153,5 +154,6 @@ def _fleet() -> Fleet:
     facts = m.ComputeFacts("ox", "d", "cpu", "float32", Dtype.FLOAT32, 1, calls, VOCAB, WINDOW, 0)
     hello = m.Hello(m.PROTOCOL, "compute", 1, 1, "h", "l", facts, None)
     fleet = Fleet(FleetConfig(LIFE, "ox", "d", 1, 1, 16, None, None, 64))
-    fleet.compute["compute"] = ComputeEntry(hello, facts, LANE, standing=Standing.READY, session=SESSION)
+    entry = fleet.compute["compute"] = ComputeEntry(hello, facts, LANE, joined=True)
+    entry.session = Session(SESSION, (entry,), Standing.READY)
     return fleet

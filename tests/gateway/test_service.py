@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pannier.gateway.engine import Engine
-from pannier.gateway.fleet import Standing
+from pannier.gateway.entries import Standing
 from pannier.gateway.service import GIVE_UP_AFTER
 from pannier.net import PeerGone
 from pannier.runtime.config import GatewayConfig

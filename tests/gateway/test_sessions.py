@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from pannier.gateway.fleet import Fleet, FleetConfig, Standing
+from pannier.gateway.entries import Standing
+from pannier.gateway.fleet import Fleet, FleetConfig
 from pannier.gateway.sessions import Sessions
 from pannier.runtime.errors import NotAccepted
 from pannier.scheduler import Scheduler, SchedulerConfig
@@ -132,6 +133,8 @@ def test_ready_means_all_compute_workers_that_were_asked_for() -> None:
         gateway.join(name)
     gateway.shard_ready("a", 0)
     for name, complete in (("compute-0", False), ("compute-1", True)):
-        gateway.sessions.ready(name, m.Ready(1, None, gateway.fleet.compute[name].session, ""))
+        session = gateway.fleet.compute[name].session
+        assert session is not None
+        gateway.sessions.ready(name, m.Ready(1, None, session.number, ""))
         assert gateway.fleet.open_lanes()
         assert gateway.fleet.is_complete() is complete

@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 
 from pannier.slicer import Attend, Call
-from pannier.slicer.model import Head, SlicedModel
+from pannier.slicer.model import Head, SlicedModel, Values
 
 from .violation import Violation
 
@@ -27,24 +27,32 @@ ROUNDING = 0.05
 class StampModel(SlicedModel):
     """Runs like any sliced model; has no slices, weights or source."""
 
-    def __init__(self, calls: Sequence[Call], max_model_len: int) -> None:
+    takes_on = passes_on = ("known",)
+
+    def __init__(self, calls: Sequence[Call], max_model_len: int, span: range | None = None) -> None:
         self.calls = tuple(calls)
+        self.span = range(len(calls) + 1) if span is None else span
         self.vocab_size = VOCABULARY
         self.dtype = torch.float32
         self.device = torch.device("cpu")
         self.max_model_len = max_model_len
 
-    def run_to_head(self, ids: torch.Tensor, positions: torch.Tensor) -> Generator[Attend, torch.Tensor, Head]:
-        """A head whose logits [R, V] leave no doubt."""
-        known: list[int] = ids.tolist()
-        places: list[int] = positions.tolist()
-        for call in self.calls:
+    def run_stage(self, values: Values) -> Generator[Attend, torch.Tensor, None]:
+        """What is alive between two calls is what each row knows."""
+        known: list[int] = values["known" if self.span.start else "ids"].tolist()
+        places: list[int] = values["positions"].tolist()
+        for call in self.calls[self.span.start : self.span.stop]:
             stamps = [_stamps(call, state, place) for state, place in zip(known, places, strict=True)]
             q = torch.zeros(len(known), call.q_heads, call.k_size)
             k = torch.tensor([[_digits(stamp, call.k_size) for stamp in row] for row in stamps])
             v = torch.tensor([[_digits(stamp, call.v_size) for stamp in row] for row in stamps])
             seen = yield Attend(call, q, k, v)
             known = [_sum_up(call, means, place) for means, place in zip(seen.tolist(), places, strict=True)]
+        values["known"] = torch.tensor(known)
+
+    def head(self, values: Values) -> Head:
+        """Logits [R, V] that leave no doubt."""
+        known: list[int] = values["known"].tolist()
 
         def head(rows: torch.Tensor) -> torch.Tensor:
             logits = torch.zeros(len(rows), VOCABULARY)

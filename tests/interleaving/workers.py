@@ -9,7 +9,8 @@ import zmq
 from pannier.attention.core import AttentionCore
 from pannier.compute.core import ComputeCore
 from pannier.compute.link import Received, Tensors
-from pannier.wire import ComputeToAttention
+from pannier.slicer import WHOLE, Stage
+from pannier.wire import ComputeToAttention, StageToStage
 from pannier.wire import messages as m
 
 from .channels import Channel, Process
@@ -170,10 +171,12 @@ class SimulatedLink:
 class ComputeProcess(Worker):
     """A compute worker."""
 
-    def __init__(self, network: Network, hello: m.Hello, model: StampModel, num_lanes: int) -> None:
+    def __init__(self, network: Network, hello: m.Hello, model: StampModel, num_lanes: int, stage: Stage) -> None:
         super().__init__(network, hello)
-        self.core = ComputeCore(model, num_lanes, self._connect, self.data_out.send)
+        pass_on = None if stage == WHOLE else self._pass_on
+        self.core = ComputeCore(model, num_lanes, self._connect, self.data_out.send, stage=stage, pass_on=pass_on)
         self.can_advance = False
+        self._next_stage: Channel | None = None
 
     def advance(self) -> None:
         """Resume what can go on."""
@@ -187,8 +190,25 @@ class ComputeProcess(Worker):
             self.can_advance = True
 
     def _obey(self, message: Any, tensors: Tensors) -> None:
+        if isinstance(message, m.ComputeAssign) and message.next_stage is not None:
+            self._dial(message.next_stage.name)
         self.core.obey(message, tensors)
         self.can_advance = True
+
+    def _dial(self, name: str) -> None:
+        peer = self.network.compute(name)
+
+        def deliver(message: Any, tensors: Tensors) -> None:
+            if peer is not None:
+                peer.core.receive_from_stage(message, tensors)
+                peer.can_advance = True
+
+        self._next_stage = self.network.channel(f"stage link of {self.name} to {name}", deliver, peer, ordered=True)
+
+    def _pass_on(self, message: StageToStage, tensors: Tensors) -> None:
+        assert self._next_stage is not None
+        self.network.watch.counts["passed on"] += 1
+        self._next_stage.send(message, tensors)
 
     def _connect(self, address: m.ShardAddress) -> SimulatedLink:
         return SimulatedLink(self.network, self.name, address)

@@ -7,10 +7,10 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from pannier.gateway.fleet import Standing
+from pannier.gateway.entries import Standing
 from pannier.net import PeerGone
 from pannier.runtime.config import GatewayConfig
-from pannier.slicer import Call
+from pannier.slicer import WHOLE, Call, Stage
 from pannier.wire import Buffer, Dtype
 from pannier.wire import messages as m
 from pannier.wire.tensors import unpack
@@ -34,7 +34,9 @@ class Shape:
 
     calls: tuple[Call, ...]
     num_compute: int
+    num_stages: int
     num_lanes: int
+    """Of each worker."""
     num_attention: int
     num_blocks: int
     block_size: int
@@ -59,10 +61,12 @@ class Shape:
             )
             for index, heads in enumerate(kv_heads)
         )
+        num_stages = chance.choice([1, 1, 2])
         return cls(
             calls=calls,
-            num_compute=chance.choice([1, 2, 2, 3]),
-            num_lanes=chance.choice([1, 2]),
+            num_compute=chance.choice([1, 2, 2, 3]) if num_stages == 1 else chance.choice([2, 4]),
+            num_stages=num_stages,
+            num_lanes=chance.choice([1, 2]) * num_stages,
             num_attention=chance.choice([1, 2, 2, 3, 4]),
             num_blocks=chance.randint(5, 14),
             block_size=chance.choice([2, 4]),
@@ -305,9 +309,11 @@ class World:
         if name.startswith("attention"):
             self.workers[name] = AttentionProcess(self, self._hello(name, None, self._attention_facts(name)))
         else:
-            model = StampModel(self.shape.calls, self.shape.max_model_len)
-            hello = self._hello(name, self._compute_facts(), None)
-            self.workers[name] = ComputeProcess(self, hello, model, self.shape.num_lanes)
+            stage = Stage(int(name.partition("-")[2]) % self.shape.num_stages, self.shape.num_stages)
+            span = None if stage == WHOLE else range(1) if stage.is_first else range(1, len(self.shape.calls) + 1)
+            model = StampModel(self.shape.calls, self.shape.max_model_len, span)
+            hello = self._hello(name, self._compute_facts(stage, model), None)
+            self.workers[name] = ComputeProcess(self, hello, model, self.shape.num_lanes, stage)
 
     def end(self, worker: AnyWorker) -> None:
         """A process ends at once; what it sent may arrive or not, what it was sent is lost."""
@@ -326,7 +332,8 @@ class World:
         memory = self.shape.num_blocks * self.shape.block_size * self.shape.token_bytes
         return m.AttentionFacts("cpu", memory, 1e9, (Dtype.FLOAT32,), f"ipc://{name}")
 
-    def _compute_facts(self) -> m.ComputeFacts:
+    def _compute_facts(self, stage: Stage, model: StampModel) -> m.ComputeFacts:
+        calls = m.CallRange(model.span.start, min(model.span.stop, len(model.calls)))
         return m.ComputeFacts(
             model="llama-135m",
             digest=self.gateway.service.fleet.config.digest,
@@ -341,6 +348,7 @@ class World:
             vocab_size=VOCABULARY,
             max_model_len=self.shape.max_model_len,
             weight_bytes=0,
+            stage=None if stage == WHOLE else m.StageFacts(stage.number, stage.count, calls, "ipc://stage"),
         )
 
     def ask(self) -> None:

@@ -69,16 +69,6 @@ def test_calls_say_what_attention_has_to_do(cut_up: CutUp) -> None:
     assert (asked.call.window, asked.call.softcap, sliced.sinks(asked.call)) == (0, 0, None)
 
 
-def test_slices_may_run_in_several_places(cut_up: CutUp) -> None:
-    """Whoever runs the later slices needs nothing but the values alive at the cut."""
-    sliced, ids, want = cut_up
-    values = {"ids": ids, "positions": torch.arange(17), "rows": torch.arange(17)}
-    for span in (range(2), range(2, 4)):
-        drive(sliced, sliced.run_slices(values, span), sizes=(17,))
-    assert values.keys() == {"logits"}
-    assert_close(values["logits"], want)
-
-
 def test_weights_are_shared_with_the_model(cache_dir: Path) -> None:
     model = small_model("llama", tie_word_embeddings=True)
     sliced = slice_model(model, cache_dir=cache_dir)

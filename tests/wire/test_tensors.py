@@ -16,7 +16,8 @@ pytestmark = pytest.mark.timeout(30)
 
 def random_tensor(part: Part, generator: torch.Generator) -> torch.Tensor:
     """Random bytes seen as the part's dtype, NaN and infinities included."""
-    noise = torch.randint(0, 256, (part.nbytes,), dtype=torch.uint8, generator=generator)
+    most = 2 if part.dtype is Dtype.BOOL else 256  # other bytes are no booleans
+    noise = torch.randint(0, most, (part.nbytes,), dtype=torch.uint8, generator=generator)
     return noise.view(TORCH_DTYPES[part.dtype]).view(part.shape)
 
 

@@ -150,6 +150,12 @@ class ComputeConfig(RoleConfig):
     """Connections of a link that goes over sockets, for networks that give each of them a part of their rate."""
     spin_us: NonNegativeInt = SPIN_US
     """How long to look for an answer in shared memory before going to sleep, while cores are free; 0: not at all."""
+    stage: NonNegativeInt = 0
+    """Which part of the model's slices this worker runs, counted from 0."""
+    stages: PositiveInt = 1
+    """Parts that the model is divided into, each on a compute worker of its own with `lanes` lanes for every part."""
+    listen: Endpoint = "tcp://127.0.0.1:0"
+    """Where the worker of the stage before reaches this one; it is told the real one, so port 0 is fine."""
     monolithic: bool = False
     """Attention in this process too: the homogeneous baseline."""
     attention_memory: ByteSize | None = None
@@ -165,6 +171,16 @@ class ComputeConfig(RoleConfig):
     emulate_rate: PositiveFloat = 1.0
     """When monolithic, as an attention worker's; and so is the next."""
     emulate_attention: EmulatedTime | None = None
+
+    @model_validator(mode="after")
+    def _stage_is_one(self) -> Self:
+        if self.stage >= self.stages:
+            raise ValueError(f"stage is {self.stage} and stages {self.stages}; stages are counted from 0")
+        if self.stages > 1 and self.monolithic:
+            raise ValueError("a monolithic worker runs the whole model; use stages only with attention workers")
+        if self.stages > 1 and self.emulate_compute is not None:
+            raise ValueError("emulate_compute stands in for a whole model; it can't be used with stages")
+        return self
 
 
 class AttentionConfig(RoleConfig):

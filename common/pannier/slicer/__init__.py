@@ -12,8 +12,10 @@ from pannier.slicer.cut import Call
 from pannier.slicer.load import CannotLoad, Progress, load, slice_model
 from pannier.slicer.model import Attend, Run, SlicedModel
 from pannier.slicer.refusal import CannotSlice
+from pannier.slicer.stage import WHOLE, Stage
 
 __all__ = [
+    "WHOLE",
     "Attend",
     "Call",
     "CannotLoad",
@@ -21,6 +23,7 @@ __all__ = [
     "Progress",
     "Run",
     "SlicedModel",
+    "Stage",
     "default_cache_dir",
     "load",
     "slice_model",

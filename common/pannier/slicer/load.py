@@ -18,6 +18,7 @@ from pannier.slicer.prove import prove
 from pannier.slicer.refusal import CannotSlice, Unsupported, one_line
 from pannier.slicer.rotary import freeze_rotary
 from pannier.slicer.slicing import cut_model, join
+from pannier.slicer.stage import WHOLE, Stage
 
 log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
@@ -33,23 +34,27 @@ def load(
     dtype: torch.dtype,
     device: torch.device | str,
     max_model_len: int | None = None,
+    stage: Stage = WHOLE,
     cache_dir: Path | None = None,
     progress: Progress = log.info,
 ) -> SlicedModel:
     """Loads a model's weights and slices it.
+
+    All of them pass through the host's memory; of one stage of several, only its own go to the device and are kept.
 
     Args:
         path: a folder that transformers can load, or the name of a model on a hub that can be reached.
         dtype: what weights are loaded as.
         device: where they go.
         max_model_len: positions lie below it; None for what the model's configuration says.
+        stage: which part of it is wanted.
         cache_dir: where proofs and slices are kept; None for `default_cache_dir()`.
         progress: told, in a few words, what is being done.
 
     Raises:
         CannotLoad: there is no model at `path`, or it isn't whole, or it is quantised or pickled.
         CannotSlice: the model can't be served with its attention elsewhere.
-        ValueError: `max_model_len` is more than the model can do.
+        ValueError: `max_model_len` is more than the model can do, or it has too few attention calls for the stages.
     """
     config = _config(str(path))
     length = longest(config, max_model_len)
@@ -58,26 +63,30 @@ def load(
     prove(config, length, cache_dir)
     progress(f"loading weights from {path}")
     model = _weights(str(path), config, dtype)
-    torch.nn.Module.to(model, device)
     progress("slicing")
-    return _slice_proved(model, length, cache_dir)
+    return _slice_proved(model, length, cache_dir, stage, torch.device(device))
 
 
 def slice_model(
-    model: PreTrainedModel, *, max_model_len: int | None = None, cache_dir: Path | None = None
+    model: PreTrainedModel,
+    *,
+    device: torch.device | str | None = None,
+    max_model_len: int | None = None,
+    stage: Stage = WHOLE,
+    cache_dir: Path | None = None,
 ) -> SlicedModel:
     """Slices a model that is in memory. Its weights are shared, and it is left unfit for anything else.
 
     Raises:
         CannotSlice: the model can't be served with its attention elsewhere.
-        ValueError: `max_model_len` is more than the model can do.
+        ValueError: `max_model_len` is more than the model can do, or it has too few attention calls for the stages.
     """
     if not type(model).__module__.startswith("transformers."):
         raise CannotSlice(model.config.model_type, "is no class of the library, whose classes alone are proved")
     length = longest(model.config, max_model_len)
     cache_dir = cache_dir or default_cache_dir()
     prove(model.config, length, cache_dir)
-    return _slice_proved(model, length, cache_dir)
+    return _slice_proved(model, length, cache_dir, stage, torch.device(device or model.device))
 
 
 def longest(config: PretrainedConfig, asked: int | None) -> int:
@@ -140,10 +149,14 @@ def _weights(path: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrai
     return model
 
 
-def _slice_proved(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -> SlicedModel:
+def _slice_proved(
+    model: PreTrainedModel, max_model_len: int, cache_dir: Path, stage: Stage, device: torch.device
+) -> SlicedModel:
+    if stage == WHOLE:
+        torch.nn.Module.to(model, device)  # else the device may have no room for what other stages run
     model.train(False)
     freeze_rotary(model, max_model_len)
-    return join(_cut_or_cached(model, max_model_len, cache_dir), model, max_model_len)
+    return join(_cut_or_cached(model, max_model_len, cache_dir), model, max_model_len, stage, device)
 
 
 def _cut_or_cached(model: PreTrainedModel, max_model_len: int, cache_dir: Path) -> Cut:

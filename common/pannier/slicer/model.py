@@ -9,6 +9,7 @@ import torch
 from pannier.slicer.cut import Call, Cut
 from pannier.slicer.export import IDS, POSITIONS, ROWS
 from pannier.slicer.packed import LINEAR, can_pack, linear, pack_weights
+from pannier.slicer.stage import passed_on
 
 Values = dict[str, Any]  # tensors, and a few sizes
 
@@ -36,7 +37,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 class SlicedModel:
-    """n attention calls and the n + 1 slices between them.
+    """n attention calls and the n + 1 slices between them, or those of them that are one stage's.
 
     Attributes:
         calls: what attention has to do, in the order of the calls.
@@ -46,8 +47,11 @@ class SlicedModel:
         max_model_len: positions must lie below it.
         source: the distinct slices as Python source, which says shape and dtype of every value.
         slices: which function each slice is, and what it takes and gives.
-        weights: name -> parameter, buffer or constant; tied ones are the same tensor. Those of linear layers that were
-            packed are not among them: only the packed form is kept.
+        span: numbers of the slices that can be run here, all of them unless this is one stage of several.
+        takes_on: names of the values that the first of them needs of a stage before it, in order.
+        passes_on: names of the values that later stages need of these slices, in order.
+        weights: of the slices of the span, name -> parameter, buffer or constant; tied ones are the same tensor. Those
+            of linear layers that were packed are not among them: only the packed form is kept.
         weight_bytes: of all of them, tied ones counted once.
     """
 
@@ -59,6 +63,7 @@ class SlicedModel:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        span: range | None = None,
     ) -> None:
         self.calls = cut.calls
         self.vocab_size = cut.vocab_size
@@ -68,18 +73,23 @@ class SlicedModel:
         self.source = cut.source
         self.weights = weights
         self.slices = cut.slices
+        self.span = range(len(cut.slices)) if span is None else span
+        self.takes_on = passed_on(cut.slices, self.span.start) if self.span.start else ()
+        self.passes_on = passed_on(cut.slices, self.span.stop)
         self._functions = _compile(cut.source)
         self.weight_bytes = sum({weight.data_ptr(): weight.nbytes for weight in weights.values()}.values())
+        own = cut.slices[self.span.start : self.span.stop]
         if can_pack(dtype, device):
-            self._weights_of = pack_weights(cut.source, cut.slices, weights)
-            used = {id(weight) for of_slice in self._weights_of for weight in of_slice}
+            packed = pack_weights(cut.source, own, weights)
+            used = {id(weight) for of_slice in packed for weight in of_slice}
             sinks = {call.sinks for call in cut.calls}
             self.weights = {name: w for name, w in weights.items() if id(w) in used or name in sinks}
         else:
-            self._weights_of = [tuple(weights[name] for name in piece.weights) for piece in cut.slices]
+            packed = [tuple(weights[name] for name in piece.weights) for piece in own]
+        self._weights_of = dict(zip(self.span, packed, strict=True))
 
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Run:
-        """Runs one step: a generator that yields `Attend`, is sent attention outputs, and returns logits.
+        """Runs one step of a whole model: a generator that yields `Attend`, is sent attention outputs, returns logits.
 
         Rows of any number of sequences may be packed together: a row knows of others only what attention tells it.
         Use it as `logits = yield from model.run(...)`, or drive it with `send`.
@@ -95,39 +105,35 @@ class SlicedModel:
         Returns:
             logits [R, V].
         """
-        head = yield from self.run_to_head(ids, positions)
-        return head(rows)
-
-    def run_to_head(self, ids: torch.Tensor, positions: torch.Tensor) -> Generator[Attend, torch.Tensor, Head]:
-        """Like `run`, but returns the last slice instead of running it, to be called for some rows at a time or not.
-
-        Logits [R, V] of all rows of a prompt can be larger than all the rest. The last slice is the last layer's part
-        behind attention and the head, of which only the head minds the rows: each call costs as much as that part.
-        """
         values: Values = {IDS: ids, POSITIONS: positions}
-        yield from self.run_slices(values, range(len(self.calls)))
+        yield from self.run_stage(values)
+        return self.head(values)(rows)
+
+    def run_stage(self, values: Values) -> Generator[Attend, torch.Tensor, None]:
+        """Runs this stage's slices up to its last attention call, that included.
+
+        Args:
+            values: name -> what is alive before the stage: `positions`, and `ids` before the first one or what the
+                stage before it passes on. As this runs it comes to hold what is alive behind it, by the names of
+                `takes_on` and `passes_on`.
+        """
+        for call in self.calls[self.span.start : self.span.stop]:
+            # No name holds q, k and v here, so they are freed as soon as the caller lets go of them.
+            values[self.slices[call.index].output] = yield Attend(call, *self._run_slice(call.index, values))
+
+    def head(self, values: Values) -> Head:
+        """What gives logits, of the last stage, once it has run.
+
+        It is called for some rows at a time or not: logits [R, V] of all rows of a prompt can be larger than all the
+        rest. It is the last slice, the last layer's part behind attention and the head, of which only the head minds
+        the rows: each call costs as much as that part.
+        """
 
         def head(rows: torch.Tensor) -> torch.Tensor:
             (logits,) = self._run_slice(len(self.calls), {**values, ROWS: rows.to(self.device)})
             return logits
 
         return head
-
-    def run_slices(self, values: Values, span: range) -> Generator[Attend, torch.Tensor, None]:
-        """Runs some consecutive slices, for a model whose slices are spread over several workers.
-
-        Args:
-            values: name -> what is alive before the first of them (`ids`, `positions` and `rows` before slice 0); as
-                this runs it comes to hold what is alive after the last of them (`logits` after the last of all).
-            span: numbers of the slices; a slice's attention call belongs to it.
-        """
-        for index in span:
-            output = self.slices[index].output
-            if index == len(self.calls):
-                (values[output],) = self._run_slice(index, values)
-            else:
-                # No name holds q, k and v here, so they are freed as soon as the caller lets go of them.
-                values[output] = yield Attend(self.calls[index], *self._run_slice(index, values))
 
     def sinks(self, call: Call) -> torch.Tensor | None:
         """The sinks [H] of a call, or None."""

@@ -8,6 +8,7 @@ from pannier.wire.directions import (
     GatewayToClient,
     GatewayToWorker,
     GatewayToWorkerData,
+    StageToStage,
     WorkerToGateway,
     WorkerToGatewayData,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "GatewayToWorker",
     "GatewayToWorkerData",
     "Part",
+    "StageToStage",
     "WireError",
     "WorkerToGateway",
     "WorkerToGatewayData",

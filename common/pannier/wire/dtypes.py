@@ -12,6 +12,8 @@ class Dtype(StrEnum):
     FLOAT8_E4M3 = "f8e4m3"
     INT8 = "i8"
     INT32 = "i32"
+    INT64 = "i64"
+    BOOL = "b8"
 
     @property
     def itemsize(self) -> int:
@@ -26,4 +28,6 @@ _ITEMSIZE = {
     Dtype.FLOAT8_E4M3: 1,
     Dtype.INT8: 1,
     Dtype.INT32: 4,
+    Dtype.INT64: 8,
+    Dtype.BOOL: 1,
 }

@@ -7,7 +7,8 @@ Numbers that make a frame belong to one moment only:
 
 ==========  ===========================================================================================
 life        drawn at random when a gateway starts; a frame of another life is dropped and counted
-session     of one compute worker with its attention workers; a fence ends it and the next one is larger
+session     of one compute worker, or of all stages of a model, with attention workers; a fence ends it and the next
+            one is larger
 step        counts up over all lanes of a gateway's life
 lane        of one compute worker, from 0
 call        attention call of the model, from 0 in graph order
@@ -61,6 +62,23 @@ class HeadRange(Record, frozen=True):
     stop: int
 
 
+class CallRange(Record, frozen=True):
+    """Attention calls `start` to `stop` (exclusive) of the model."""
+
+    start: Count
+    stop: Count
+
+
+class StageFacts(Record, frozen=True):
+    """Which part of the model a compute worker runs: number `number` of `count` stages, with these attention calls."""
+
+    number: Count
+    count: Count
+    calls: CallRange
+    endpoint: str
+    """Where the stage before it reaches it; the first one is reached by the last."""
+
+
 class ComputeFacts(Record, frozen=True):
     """What a compute worker brings: the model's geometry and how it runs it."""
 
@@ -74,6 +92,8 @@ class ComputeFacts(Record, frozen=True):
     vocab_size: int
     max_model_len: int
     weight_bytes: int
+    stage: StageFacts | None = None
+    """None: it runs the whole model."""
 
 
 class AttentionFacts(Record, frozen=True):
@@ -175,6 +195,13 @@ class GroupAddress(Record, frozen=True):
     shards: tuple[ShardAddress, ...]
 
 
+class StageAddress(Record, frozen=True):
+    """The compute worker of the next stage; of the first one, where this is the last."""
+
+    name: str
+    endpoint: str
+
+
 class ComputeAssign(Message, frozen=True):
     """Gateway to compute worker: the groups to link to; also starts `session`. Answered by `Ready`."""
 
@@ -183,6 +210,7 @@ class ComputeAssign(Message, frozen=True):
     groups: tuple[GroupAddress, ...]
     max_batch_tokens: int
     block_size: int
+    next_stage: StageAddress | None = None
 
 
 class Ready(Message, frozen=True):
@@ -420,6 +448,16 @@ class StepDone(Message, frozen=True):
     times: StepTimes
 
 
+class StageDone(Message, frozen=True):
+    """Compute worker to gateway, of a stage before the last one: its writes of the step are acknowledged."""
+
+    life: int
+    session: int
+    step: int
+    lane: Count
+    times: StepTimes
+
+
 class NeedState(Message, frozen=True):
     """Compute worker to gateway: send the step again with the `SamplerState` of these sequences.
 
@@ -501,6 +539,8 @@ class BeginStep(Message, frozen=True):
     segments: tuple[Segment, ...]
     copies: tuple[BlockCopy, ...]
     parts: tuple[Part, ...]
+    calls: CallRange | None = None
+    """Those that the step makes, of one stage of several, which alone are copied; None: all."""
 
 
 class Piece(Message, frozen=True):
@@ -562,6 +602,33 @@ class StepWritten(Message, frozen=True):
     session: int
     step: int
     lane: Count
+
+
+# --- from one compute worker to the next --------------------------------------------------------------------------
+
+
+class Activations(Message, frozen=True):
+    """To the next stage: what is alive behind the last slice of this one, of all rows.
+
+    The values are in the order of their names: tensors are the parts, and `sizes` are the others, None for a tensor.
+    """
+
+    life: int
+    session: int
+    step: int
+    lane: Count
+    sizes: tuple[int | None, ...]
+    parts: tuple[Part, ...]
+
+
+class DrawnTokens(Message, frozen=True):
+    """From the last stage to the first: what the step has drawn. Parts: tokens int64 [samples]."""
+
+    life: int
+    session: int
+    step: int
+    lane: Count
+    parts: tuple[Part, ...]
 
 
 # --- clients ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ TORCH_DTYPES = {
     Dtype.FLOAT8_E4M3: torch.float8_e4m3fn,
     Dtype.INT8: torch.int8,
     Dtype.INT32: torch.int32,
+    Dtype.INT64: torch.int64,
+    Dtype.BOOL: torch.bool,
 }
 WIRE_DTYPES = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
 

@@ -76,8 +76,8 @@ class KVCache:
         """Bytes that the whole cache takes."""
         return self.num_blocks * block_bytes(self.shapes, self.block_size, self.dtype)
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole blocks, in every call. All sources are read before any target is written.
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int], calls: slice = slice(None)) -> None:
+        """Copy whole blocks, in every call or in some of them. All sources are read before any target is written.
 
         Raises ValueError when the lists differ in length, a target occurs twice or a number is no block.
         """
@@ -86,7 +86,7 @@ class KVCache:
             return
         read = torch.tensor(list(sources), dtype=torch.int64, device=self.device)
         write = torch.tensor(list(targets), dtype=torch.int64, device=self.device)
-        for stored in (*self._keys, *self._values):
+        for stored in (*self._keys[calls], *self._values[calls]):
             stored.index_copy_(0, write, stored.index_select(0, read))
 
     def _check_copies(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -147,8 +147,8 @@ class AttentionCore:
             yield self._complete(lane, message)
 
     def _piece(self, running: ShardStep, piece: m.Piece, tensors: Tensors) -> Reply:
-        if not running.call_exists(piece.call):
-            raise WireError(f"call {piece.call} does not exist")
+        if piece.call not in running.calls:
+            raise WireError(f"call {piece.call} is not among those of the step, {running.calls}")
         if [tensor.dim() for tensor in tensors] != [3] * (2 + piece.is_request):
             shapes = [tuple(tensor.shape) for tensor in tensors]
             raise WireError(f"call {piece.call}: a piece has k and v, a request q before them, not shapes {shapes}")

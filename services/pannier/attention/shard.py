@@ -31,13 +31,22 @@ class Shard:
 
     def begin(self, begin: m.BeginStep, block_tables: Sequence[int]) -> "ShardStep":
         """Copy blocks and read what the step's rows mean. Raises `WireError` if it doesn't fit the cache."""
-        step = ShardStep(self, begin.segments, block_tables)
+        step = ShardStep(self, begin.segments, block_tables, self._calls_of(begin))
         copies = [copy for copy in begin.copies if copy.group == self.assign.group]
+        calls = slice(step.calls.start, step.calls.stop)
         try:
-            self.cache.copy_blocks([copy.source for copy in copies], [copy.target for copy in copies])
+            self.cache.copy_blocks([copy.source for copy in copies], [copy.target for copy in copies], calls)
         except ValueError as error:
             raise WireError(str(error)) from error
         return step
+
+    def _calls_of(self, begin: m.BeginStep) -> range:
+        num_calls = len(self.assign.calls)
+        if begin.calls is None:
+            return range(num_calls)
+        if not begin.calls.start < begin.calls.stop <= num_calls:
+            raise WireError(f"calls {begin.calls.start} to {begin.calls.stop} are not among the model's {num_calls}")
+        return range(begin.calls.start, begin.calls.stop)
 
     def blocks_of(self, segment: m.Segment, block_tables: Sequence[int]) -> Sequence[int]:
         """The block numbers of a segment. Raises `WireError` if the segment names what isn't there."""
@@ -62,7 +71,9 @@ class Shard:
 class ShardStep:
     """One step's rows on one shard: where its stored rows go and what its query rows see, the same for every call."""
 
-    def __init__(self, shard: Shard, segments: Sequence[m.Segment], block_tables: Sequence[int]) -> None:
+    def __init__(self, shard: Shard, segments: Sequence[m.Segment], block_tables: Sequence[int], calls: range) -> None:
+        self.calls = calls
+        """Those that the step makes here."""
         self._shard = shard
         self._calls, self._heads = shard.assign.calls, shard.assign.heads
         tables = [shard.blocks_of(segment, block_tables) for segment in segments]
@@ -112,10 +123,6 @@ class ShardStep:
             softcap=geometry.softcap,
         )
         return [o.to(self._shard.wire_dtype), lse[lse_from:]], time.perf_counter() - started
-
-    def call_exists(self, call: int) -> bool:
-        """Whether the model has this call."""
-        return 0 <= call < len(self._calls)
 
     def _check_dtypes(self, call: int, *tensors: torch.Tensor) -> None:
         for tensor in tensors:

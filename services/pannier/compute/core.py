@@ -15,16 +15,18 @@ from pannier.compute.rows import GroupRows, group_rows
 from pannier.compute.sampling import CannotDraw, SamplerStates
 from pannier.compute.share import ShardFailed, Share
 from pannier.compute.step_clock import Span, StepClock
-from pannier.compute.step_run import Inputs, Outcome, StepRun
+from pannier.compute.step_run import Inputs, Outcome, PassOn, StepRun
 from pannier.net.errors import PeerGone
-from pannier.slicer import SlicedModel
-from pannier.wire import AttentionToCompute, WireError, WorkerToGatewayData
+from pannier.slicer import WHOLE, SlicedModel, Stage
+from pannier.wire import AttentionToCompute, StageToStage, WireError, WorkerToGatewayData
 from pannier.wire import messages as m
 
 ConnectLink = Callable[[m.ShardAddress], Link]
 Reply = Callable[[WorkerToGatewayData], None]
 NUM_PARTS = 4
 """Of a step: token ids, block tables, scored tokens, masks."""
+MAX_GIVEN = 4
+"""Steps of one lane that a stage may be ahead of the next: more than a gateway plans."""
 log = structlog.get_logger()
 
 
@@ -49,11 +51,17 @@ class Lane:
     """A step was given up: what follows would read what it has not written. Until the next session."""
     drawn_step: int = 0
     drawn_tokens: torch.Tensor | None = None
+    given: dict[int, tuple[m.Activations, Tensors]] = field(default_factory=dict)
+    """By step: what the stage before this one has passed on and no step has taken yet."""
 
     @property
     def can_begin(self) -> bool:
         """Whether its next step is here and may begin."""
         return self.run is None and self.asked is None and bool(self.queue)
+
+    def has_drawn_for(self, step: m.Step) -> bool:
+        """Whether the last stage has drawn the tokens that a step begins with."""
+        return all(previous.step <= self.drawn_step for previous in step.previous)
 
     def enqueue(self, queued: QueuedStep) -> None:
         """Behind all others, but for the step that was asked for."""
@@ -74,6 +82,8 @@ class ComputeCore:
         connect: ConnectLink,
         reply: Reply,
         *,
+        stage: Stage = WHOLE,
+        pass_on: PassOn | None = None,
         device: EmulatedDevice | None = None,
         record: Callable[[Span], None] | None = None,
     ) -> None:
@@ -84,6 +94,8 @@ class ComputeCore:
         self.step_seconds = dict.fromkeys(m.StepTimes.__struct_fields__, 0.0)
         """Sums of the times of all steps."""
         self._model = model
+        self._stage = stage
+        self._pass_on = pass_on
         self._device = device
         self._record = record
         self._states = SamplerStates(model.vocab_size)
@@ -126,14 +138,39 @@ class ComputeCore:
         except (ShardFailed, WireError) as error:
             self._fail(lane, str(error))
 
+    def receive_from_stage(self, message: StageToStage, tensors: Tensors) -> None:
+        """Take what the stage before this one has computed, or what the last one has drawn. Raises `WireError`."""
+        lane = self._lanes[message.lane] if message.lane < len(self._lanes) else None
+        if lane is None or lane.has_failed or (message.life, message.session) != (self._life, self._session):
+            self.counters["stale_frames"] += 1
+            return
+        match message:
+            case m.Activations() if len(lane.given) < MAX_GIVEN:
+                self._give(lane, message, tensors)
+            case m.DrawnTokens() if len(tensors) == 1:
+                lane.drawn_step, lane.drawn_tokens = message.step, tensors[0]
+            case _:
+                raise WireError(f"{type(message).__name__} of step {message.step} is too much, or has no tokens")
+
+    def _give(self, lane: Lane, message: m.Activations, tensors: Tensors) -> None:
+        if lane.run is not None and lane.run.step.step == message.step:
+            lane.run.given, lane.awake = (message, tensors), True
+        else:
+            lane.given[message.step] = (message, tensors)
+
     def advance(self) -> bool:
         """Resume every lane that can go on; True if one may go on again at once."""
         for lane in self._lanes:
-            if lane.can_begin:
+            if self._can_begin(lane):
                 self._begin(lane, lane.queue.popleft())
             if lane.awake or _is_due(lane.run):
                 self._resume(lane)
-        return any(lane.awake or lane.can_begin for lane in self._lanes)
+        return any(lane.awake or self._can_begin(lane) for lane in self._lanes)
+
+    def _can_begin(self, lane: Lane) -> bool:
+        """Whether a lane's next step is here with all that it begins with, but for what is passed on to it."""
+        waits = self._stage != WHOLE and self._stage.is_first
+        return lane.can_begin and (not waits or lane.has_drawn_for(lane.queue[0].step))
 
     @property
     def due(self) -> float | None:
@@ -178,19 +215,24 @@ class ComputeCore:
         step = queued.step
         try:
             token_ids, block_tables, scored_tokens, masks = self._check_tensors(queued)
-            for state in step.states:
-                self._states.put(state)
-            if lacking := self._states.lacking(step.samples):
-                self._ask(lane, step, lacking)
-                return
-            token_ids = self._resolve_previous(lane, step, token_ids)
-            inputs = Inputs(token_ids, scored_tokens, masks, self._states.of(step.samples))
+            if self._stage.is_last:
+                for state in step.states:
+                    self._states.put(state)
+                if lacking := self._states.lacking(step.samples):
+                    self._ask(lane, step, lacking)
+                    return
+            if self._stage.is_first:
+                token_ids = self._resolve_previous(lane, step, token_ids)
+            states = self._states.of(step.samples) if self._stage.is_last else ()
+            inputs = Inputs(token_ids, scored_tokens, masks, states)
             groups = [(rows, self._shares(step, rows)) for rows in group_rows(step, block_tables.tolist())]
         except WireError as error:
             self._give_up(lane, step, str(error))
             return
         clock = StepClock(step.lane, step.step, time.perf_counter(), self._record)
-        lane.run, lane.awake = StepRun(self._model, step, inputs, groups, clock, self._device), True
+        lane.run = StepRun(self._model, step, inputs, groups, clock, self._stage, self._pass_on, self._device)
+        lane.run.given, lane.awake = lane.given.pop(step.step, None), True
+        lane.given = {number: given for number, given in lane.given.items() if number > step.step}
 
     def _check_tensors(self, queued: QueuedStep) -> Tensors:
         """The four parts. Raises `WireError` if they are not what the samples need."""
@@ -256,14 +298,18 @@ class ComputeCore:
         if outcome is None:
             self._reply(m.StepAborted(step.life, step.session, step.step, step.lane))
             return
-        lane.drawn_step, lane.drawn_tokens = step.step, outcome.tokens
+        if self._stage == WHOLE:
+            lane.drawn_step, lane.drawn_tokens = step.step, outcome.tokens
         self.counters["steps"] += 1
         self.counters["rows"] += sum(segment.num_queries for segment in step.segments if segment.stores)
         times = run.clock.times(time.perf_counter())
         for name in self.step_seconds:
             self.step_seconds[name] += getattr(times, name)
         frame = (step.life, step.session, step.step, step.lane)
-        self._reply(m.StepDone(*frame, outcome.drawn, outcome.scored, times))
+        if self._stage.is_last:
+            self._reply(m.StepDone(*frame, outcome.drawn, outcome.scored, times))
+        else:
+            self._reply(m.StageDone(*frame, times))
 
     def _abort(self, abort: m.AbortStep) -> None:
         lane = self._lanes[abort.lane]

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 
 from pannier.slicer import Attend, Call, SlicedModel
-from pannier.slicer.model import Head
+from pannier.slicer.export import POSITIONS
+from pannier.slicer.model import Head, Values
 
 
 class StepTime(NamedTuple):
@@ -50,17 +51,17 @@ class EmulatedModel(SlicedModel):
     def __init__(self, model: SlicedModel) -> None:
         vars(self).update(vars(model))
 
-    def run_to_head(self, ids: torch.Tensor, positions: torch.Tensor) -> Generator[Attend, torch.Tensor, Head]:
+    def run_stage(self, values: Values) -> Generator[Attend, torch.Tensor, None]:
         """Asks for attention as the model would."""
-        num_rows = len(positions)
+        positions: torch.Tensor = values[POSITIONS]
         for call in self.calls:
             sizes = ((call.q_heads, call.k_size), (call.kv_heads, call.k_size), (call.kv_heads, call.v_size))
-            yield Attend(call, *(ids.new_zeros(num_rows, *size, dtype=self.dtype) for size in sizes))
+            yield Attend(call, *(positions.new_zeros(len(positions), *size, dtype=self.dtype) for size in sizes))
 
-        def head(rows: torch.Tensor) -> torch.Tensor:
-            return ids.new_zeros(len(rows), self.vocab_size, dtype=self.dtype)
-
-        return head
+    def head(self, values: Values) -> Head:
+        """Gives logits of zero."""
+        positions: torch.Tensor = values[POSITIONS]
+        return lambda rows: positions.new_zeros(len(rows), self.vocab_size, dtype=self.dtype)
 
     def sinks(self, call: Call) -> torch.Tensor | None:  # noqa: ARG002  # as the model's
         """None: nothing is merged."""

@@ -7,6 +7,7 @@ import torch
 
 from pannier.compute.emulation import Emulation
 from pannier.compute.link import LocalAttention
+from pannier.compute.stage_link import StageLink
 from pannier.compute.worker import ComputeWorker
 from pannier.net.shm import CannotShare, functions
 from pannier.runtime.config import ComputeConfig, LinkKind
@@ -16,7 +17,7 @@ from pannier.runtime.model_source import ModelSource, resolve
 from pannier.runtime.random_models import build
 from pannier.runtime.service import in_thread, run_service
 from pannier.runtime.worker_service import DataContext, Facts, Worker, WorkerService
-from pannier.slicer import CannotLoad, CannotSlice, SlicedModel, load, slice_model
+from pannier.slicer import WHOLE, CannotLoad, CannotSlice, SlicedModel, Stage, load, slice_model
 from pannier.wire import Dtype
 from pannier.wire import messages as m
 from pannier.wire.tensors import TORCH_DTYPES, WIRE_DTYPES
@@ -53,21 +54,26 @@ class ComputeService(WorkerService):
         source = resolve(config.model)
         model = await in_thread(load_model, config, source)
         core, attention = await in_thread(self._local) if self._local is not None else (None, None)
+        stage = Stage(config.stage, config.stages)
+        stage_link = None if stage == WHOLE else StageLink(context, config.listen, self.sockets.links)
         worker = ComputeWorker(
             context,
             config.name,
             model,
-            config.lanes,
+            num_lanes(config),
             self.sockets.gateway,
             core,
             config.link,
             config.spin_us,
             config.flows,
             self.sockets.links,
+            stage=stage,
+            stage_link=stage_link,
             emulation=Emulation.of(config),
             timeline=config.timeline,
         )
-        return worker, Facts(compute_facts(config, source, model), attention)
+        endpoint = "" if stage_link is None else stage_link.endpoint
+        return worker, Facts(compute_facts(config, source, model, endpoint), attention)
 
 
 def check_link(link: LinkKind) -> None:
@@ -86,22 +92,33 @@ def load_model(config: ComputeConfig, source: ModelSource) -> SlicedModel:
     device = open_device(config.device)
     dtype = _dtype(config, device)
     length, cache_dir = config.max_model_len, config.cache_dir
+    stage = Stage(config.stage, config.stages)
     try:
         if source.path is not None:
             return load(
-                source.path, dtype=dtype, device=device, max_model_len=length, cache_dir=cache_dir, progress=_say
+                source.path,
+                dtype=dtype,
+                device=device,
+                max_model_len=length,
+                stage=stage,
+                cache_dir=cache_dir,
+                progress=_say,
             )
         assert source.shape is not None
         _say(f"drawing random weights for {source.name}")
         model = build(source.shape, source.seed, dtype)
-        torch.nn.Module.to(model, device)  # transformers' own annotation of `to` loses torch's overloads
-        return slice_model(model, max_model_len=length, cache_dir=cache_dir)
+        return slice_model(model, device=device, max_model_len=length, stage=stage, cache_dir=cache_dir)
     except (CannotLoad, CannotSlice, ValueError) as error:
         raise ModelError(str(error)) from error
 
 
-def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel) -> m.ComputeFacts:
-    """The model's geometry and how it runs here."""
+def num_lanes(config: ComputeConfig) -> int:
+    """Lanes of a worker: as many again for every further stage, which would wait for the others without."""
+    return config.lanes * config.stages
+
+
+def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel, endpoint: str) -> m.ComputeFacts:
+    """The model's geometry and how it runs here; `endpoint` is where the stage before this one comes in."""
     emulated = str(Emulation.of(config))
     if emulated:
         log.warning("the device is emulated: no figure is its own", emulated=emulated)
@@ -111,14 +128,20 @@ def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel
         device=f"{model.device} (emulated: {emulated})" if emulated else str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         wire_dtype=WIRE_DTYPES[model.dtype],
-        lanes=config.lanes,
+        lanes=num_lanes(config),
         calls=tuple(
             m.CallGeometry(c.q_heads, c.kv_heads, c.k_size, c.v_size, c.scale, c.window, c.softcap) for c in model.calls
         ),
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
         weight_bytes=model.weight_bytes,
+        stage=None if config.stages == 1 else _stage_facts(config, model, endpoint),
     )
+
+
+def _stage_facts(config: ComputeConfig, model: SlicedModel, endpoint: str) -> m.StageFacts:
+    calls = m.CallRange(model.span.start, min(model.span.stop, len(model.calls)))
+    return m.StageFacts(config.stage, config.stages, calls, endpoint)
 
 
 def _say(step: str) -> None:

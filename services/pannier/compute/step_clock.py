@@ -34,6 +34,11 @@ class StepClock:
         self._waits_since: float | None = None
         self._idle: list[tuple[float, float]] = []
 
+    def begun(self, now: float) -> None:
+        """What the step starts from is there, of a stage that has waited for the one before it."""
+        self._started = now
+        self._idle.clear()
+
     def computed(self, start: float, end: float) -> None:
         """The device worked for this lane, which may wait for something from then on."""
         self._compute_s += end - start

@@ -1,13 +1,14 @@
 """One step of one lane under way: the slices, and what happens at every attention call between them."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from pannier.compute.activations import activations, values_of
 from pannier.compute.emulated_device import EmulatedDevice
-from pannier.compute.link import InProcessLink
+from pannier.compute.link import InProcessLink, Tensors
 from pannier.compute.rows import GroupRows, chunk_lengths, positions_of
 from pannier.compute.sampling import State, draw, report_drawn
 from pannier.compute.scores import score
@@ -15,9 +16,14 @@ from pannier.compute.share import Share
 from pannier.compute.step_clock import StepClock
 from pannier.ops.chunk_attention import chunk_attention
 from pannier.ops.merge_partials import merge_partials, merge_sinks
-from pannier.slicer import Attend, SlicedModel
-from pannier.slicer.model import Head
+from pannier.slicer import WHOLE, Attend, SlicedModel, Stage
+from pannier.slicer.export import IDS, POSITIONS
+from pannier.slicer.model import Head, Values
+from pannier.wire import StageToStage
 from pannier.wire import messages as m
+
+PassOn = Callable[[StageToStage, Tensors], None]
+"""Sends to the next stage, or from the last one to the first."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,15 @@ class StepRun:
         inputs: Inputs,
         groups: Sequence[tuple[GroupRows, list[Share]]],
         clock: StepClock,
+        stage: Stage = WHOLE,
+        pass_on: PassOn | None = None,
         device: EmulatedDevice | None = None,
     ) -> None:
         self.step = step
+        self.given: tuple[m.Activations, Tensors] | None = None
+        """What the stage before it has passed on, once that is here."""
+        self._stage = stage
+        self._pass_on = pass_on
         self.clock = clock
         self.wake_at: float | None = None
         """When an emulated device will have done what the step waits for."""
@@ -73,6 +85,8 @@ class StepRun:
         self._groups = groups
         self._chunks = chunk_lengths(step.segments)
         self._first_chunk_row = len(inputs.token_ids) - sum(self._chunks)
+        span = model.span
+        self._calls = None if stage == WHOLE else m.CallRange(span.start, min(span.stop, len(model.calls)))
         self.going: Generator[None, None, Outcome | None] = self._run()
 
     def abort(self) -> None:
@@ -82,16 +96,42 @@ class StepRun:
 
     def _run(self) -> Generator[None, None, Outcome]:
         for share in self.shares.values():
-            share.begin(self.step.copies)
-        head = yield from self._forward()
+            share.begin(self.step.copies, self._calls)
+        values = yield from self._begin_values()
+        yield from self._forward(values)
         for share in self.shares.values():
-            share.end()  # all pieces are sent: while they are written, tokens are drawn
-        tokens, drawn = self._draw(head)
-        scored = score(head, self.step.scores, self._inputs.scored_tokens, self._model.vocab_size)
+            share.end()  # all pieces are sent: while they are written, tokens are drawn or the next stage goes on
+        outcome = self._outcome(values) if self._stage.is_last else self._hand_over(values)
         yield from self._emulate_slice()
         while not all(share.written for share in self.shares.values()):
             yield
         self.clock.waited(time.perf_counter())
+        return outcome
+
+    def _begin_values(self) -> Generator[None, None, Values]:
+        """What is alive before the first slice."""
+        device = self._model.device
+        positions = torch.tensor(positions_of(self.step.segments), dtype=torch.int64, device=device)
+        if self._stage.is_first:
+            return {IDS: self._inputs.token_ids, POSITIONS: positions}
+        while self.given is None:
+            yield
+        self.clock.begun(time.perf_counter())
+        return {**values_of(*self.given, self._model.takes_on, device), POSITIONS: positions}
+
+    def _hand_over(self, values: Values) -> Outcome:
+        """The next stage goes on; this one has drawn nothing."""
+        assert self._pass_on is not None
+        self._pass_on(*activations(self.step, self._model.passes_on, values))
+        return Outcome(torch.empty(0, dtype=torch.int64), (), ())
+
+    def _outcome(self, values: Values) -> Outcome:
+        head = self._model.head(values)
+        tokens, drawn = self._draw(head)
+        if self._pass_on is not None and drawn:
+            step = self.step
+            self._pass_on(m.DrawnTokens(step.life, step.session, step.step, step.lane, ()), [tokens])
+        scored = score(head, self.step.scores, self._inputs.scored_tokens, self._model.vocab_size)
         return Outcome(tokens, drawn, scored)
 
     def _draw(self, head: Head) -> tuple[torch.Tensor, tuple[m.Drawn, ...]]:
@@ -115,18 +155,17 @@ class StepRun:
         while not all(share.aborted for share in self.shares.values()):
             yield
 
-    def _forward(self) -> Generator[None, None, Head]:
-        positions = torch.tensor(positions_of(self.step.segments), dtype=torch.int64, device=self._model.device)
-        forward = self._model.run_to_head(self._inputs.token_ids, positions)
+    def _forward(self, values: Values) -> Generator[None, None, None]:
+        """The stage's slices and their attention calls, through which `values` goes on."""
+        forward = self._model.run_stage(values)
         ask = next(forward)
         while True:
             yield from self._emulate_slice()
             output = yield from self._attend(ask)
             try:
                 ask = forward.send(output)
-            except StopIteration as end:
-                head: Head = end.value
-                return head
+            except StopIteration:
+                return
 
     def _emulate_slice(self) -> Generator[None, None, None]:
         """What a slice gives is there at once; the device that would compute it takes its time."""

@@ -13,6 +13,7 @@ from pannier.compute.emulation import Emulation
 from pannier.compute.flows import Flows
 from pannier.compute.link import InProcessLink, Link, LocalAttention, ZmqLink
 from pannier.compute.shm_link import ShmLink, layout
+from pannier.compute.stage_link import StageLink
 from pannier.compute.timeline import Timeline
 from pannier.net import SocketOptions, connect
 from pannier.net.flows import flow_names
@@ -21,7 +22,7 @@ from pannier.net.shm import SPIN_US, CannotShare, Waiting
 from pannier.runtime.alarm import Alarm
 from pannier.runtime.config import LinkKind
 from pannier.runtime.threads import StopSignal
-from pannier.slicer import SlicedModel
+from pannier.slicer import WHOLE, SlicedModel, Stage
 from pannier.wire import Decoder, GatewayToWorkerData, WireError, WorkerToGatewayData, encode
 from pannier.wire import messages as m
 from pannier.wire.tensors import unpack
@@ -47,13 +48,25 @@ class ComputeWorker:
         flows: int = 1,
         link_options: SocketOptions | None = None,
         *,
+        stage: Stage = WHOLE,
+        stage_link: StageLink | None = None,
         emulation: Emulation = Emulation(),
         timeline: Path | None = None,
     ) -> None:
         self._timeline, self._timeline_path = Timeline(), timeline
         record = None if timeline is None else self._timeline.record
         model, device = emulation.device(model)
-        self.core = ComputeCore(model, num_lanes, self._connect_link, self._reply, device=device, record=record)
+        self.core = ComputeCore(
+            model,
+            num_lanes,
+            self._connect_link,
+            self._reply,
+            stage=stage,
+            pass_on=None if stage_link is None else stage_link.send,
+            device=device,
+            record=record,
+        )
+        self._stage_link = stage_link
         self._emulation = emulation
         self._model = model
         self._num_lanes = num_lanes
@@ -81,12 +94,14 @@ class ComputeWorker:
         self._waiting.register(stop)
         self._alarm = Alarm()
         self._waiting.register(self._alarm)
+        if self._stage_link is not None:
+            self._waiting.register(self._stage_link.socket)
         try:
             with torch.inference_mode():
                 while not stop.is_set():
                     can_go_on = self.core.advance()
                     # Before waiting: answers on a link within this process are there at once and wake no poller.
-                    received = self._receive_from_links()
+                    received = self._receive_from_links() | self._receive_from_stage()
                     self._wait(can_go_on or received)
                     self._receive_from_gateway()
         finally:
@@ -103,11 +118,15 @@ class ComputeWorker:
         return {name: float(count) for name, count in {**local, **self.core.counters, **seconds}.items()}
 
     def close(self) -> None:
-        """Nothing is open outside `loop`."""
+        """Close what is open outside `loop`: where the stage before this one comes in."""
+        if self._stage_link is not None:
+            self._stage_link.close()
 
     def _wait(self, can_go_on: bool) -> None:
         """Wait until something arrives, unless a lane can go on without; the time counts as idle."""
         flushed = [self._to_gateway.flush(), *[link.flush() for link in self.core.links.values()]]
+        if self._stage_link is not None:
+            flushed.append(self._stage_link.flush())
         if can_go_on:
             return
         self._alarm.set(self._due())
@@ -136,6 +155,21 @@ class ComputeWorker:
                 any_received = True
         return any_received
 
+    def _receive_from_stage(self) -> bool:
+        """Hand on what other stages have sent; whether anything was there. What is not a message is counted."""
+        if self._stage_link is None:
+            return False
+        any_received = False
+        while True:
+            try:
+                received = self._stage_link.receive()
+                if received is None:
+                    return any_received
+                self.core.receive_from_stage(*received)
+            except WireError:
+                self.core.counters["refused_frames"] += 1
+            any_received = True
+
     def _receive_from_gateway(self) -> None:
         while True:
             try:
@@ -157,6 +191,8 @@ class ComputeWorker:
             case m.ComputeAssign():
                 self._forget_links()
                 self._assign = message
+                if self._stage_link is not None and message.next_stage is not None:
+                    self._stage_link.dial(message.next_stage)
                 self.core.obey(message, [])
             case _:
                 self.core.obey(message, unpack(getattr(message, "parts", ()), payload))

@@ -108,7 +108,7 @@ class Engine:
         """Plan and send steps until every lane has enough of them."""
         for lane in self._fleet.open_lanes():
             while (step := self.scheduler.schedule(lane)) is not None:
-                self._send(step)
+                self._send(step, self._fleet.session_of(lane).names)
         if not self._is_checked and self.scheduler.is_idle:
             self._check()
 
@@ -117,7 +117,7 @@ class Engine:
 
         Raises `Unplanned`, and nothing has changed, when the lane owes no such step.
         """
-        self._require_owed(lane, done.step)
+        self.require_owed(lane, done.step)
         outputs = self.scheduler.commit(done.step, done.drawn, done.scored)
         self.steps_by_lane[lane] += 1
         self._note_times(lane, done.times)
@@ -129,8 +129,9 @@ class Engine:
 
         Raises `Unplanned` when the lane doesn't owe that step next.
         """
-        self._require_owed(lane, need.step)
-        self._send(self.scheduler.step_with_states(need.step))
+        self.require_owed(lane, need.step)
+        step = self.scheduler.step_with_states(need.step)
+        self._send(step, self._fleet.session_of(lane).names[-1:])
 
     def _note_times(self, lane: int, times: m.StepTimes) -> None:
         self.last_times[lane] = times
@@ -138,15 +139,18 @@ class Engine:
         for name in sums:
             sums[name] += getattr(times, name)
 
-    def _require_owed(self, lane: int, step: int) -> None:
+    def require_owed(self, lane: int, step: int) -> None:
+        """Raises `Unplanned` if the lane owes no such step."""
         if self.scheduler.lane_of(step) != lane:
             raise Unplanned(f"step {step} is not planned on lane {lane}")
 
-    def _send(self, step: Step) -> None:
-        compute = self._fleet.computes_lane(step.lane)
-        life, session = self._fleet.config.life, compute.session
-        message, payload = step_message(step, life=life, session=session, first_lane=compute.first_lane)
-        self._send_step(compute.hello.name, message, payload)
+    def _send(self, step: Step, names: Iterable[str]) -> None:
+        """To those of a session's workers: to all stages, but for what only the last one asks for."""
+        session = self._fleet.session_of(step.lane)
+        life, number = self._fleet.config.life, session.number
+        message, payload = step_message(step, life=life, session=number, first_lane=session.first_lane)
+        for name in names:
+            self._send_step(name, message, payload)
 
     # --- now and then ----------------------------------------------------------------------------------------------
 

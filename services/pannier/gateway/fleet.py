@@ -1,72 +1,16 @@
 """The workers a gateway knows: what each brought, where it stands, and what it is to be told. No I/O."""
 
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 
+from pannier.gateway.entries import AttentionEntry, ComputeEntry, Session, Standing
 from pannier.runtime.errors import ConfigError, NotAccepted
 from pannier.scheduler import AttentionOffer, PlacementError, form_groups
 from pannier.wire import Dtype
 from pannier.wire import messages as m
 
 MAX_LANES = 64
-
-
-class Standing(StrEnum):
-    """Where a worker stands with its gateway."""
-
-    REGISTERED = "registered"
-    """Said hello; its data thread has not joined."""
-    JOINED = "joined"
-    """Can be given something to do."""
-    STARTING = "starting"
-    """Was told what to do, and is not ready."""
-    READY = "ready"
-    FENCING = "fencing"
-    """Its session ends: attention workers have yet to say that nothing of it can be written."""
-    LOST = "lost"
-    """Silent; it may come back, into a new session."""
-
-
-@dataclass
-class AttentionEntry:
-    """One attention worker."""
-
-    hello: m.Hello
-    facts: m.AttentionFacts
-    missed: int = 0
-    """Heartbeats that were due since the last one came."""
-    standing: Standing = Standing.REGISTERED
-    assign: m.AttentionAssign | None = None
-    counters: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class ComputeEntry:
-    """One compute worker. Its lanes have numbers of their own among all lanes."""
-
-    hello: m.Hello
-    facts: m.ComputeFacts
-    first_lane: int
-    missed: int = 0
-    """Heartbeats that were due since the last one came."""
-    standing: Standing = Standing.REGISTERED
-    session: int = 0
-    leaves: bool = False
-    """Once fenced it is forgotten (its process has ended), not restarted."""
-    alive: bool = True
-    """False while nothing is heard of it."""
-    detail: str = ""
-    fences: set[str] = field(default_factory=set)
-    """Attention workers that have yet to acknowledge the end of the session."""
-    failed: m.StepFailed | None = None
-    """The step for which the session ends."""
-    counters: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def lanes(self) -> range:
-        """Numbers of its lanes in the scheduler."""
-        return range(self.first_lane, self.first_lane + self.facts.lanes)
 
 
 @dataclass(frozen=True)
@@ -146,6 +90,7 @@ class Fleet:
                 f"{self.config.model} ({self.config.digest[:12]}): give both the same model"
             )
         others = [entry.facts for other, entry in self.compute.items() if other != name]
+        _check_stages(name, facts, others)
         if any((other.calls, other.wire_dtype) != (facts.calls, facts.wire_dtype) for other in others):
             raise NotAccepted(f"{name} runs {facts.dtype}, and the other compute workers do not: choose one dtype")
 
@@ -158,18 +103,35 @@ class Fleet:
         entry = self.compute.get(hello.name) or self.attention.get(hello.name)
         return entry is not None and entry.hello.start == hello.start
 
-    def computes_lane(self, lane: int) -> ComputeEntry:
-        """The compute worker that a lane belongs to."""
-        return next(entry for entry in self.compute.values() if lane in entry.lanes)
+    def sessions(self) -> list[Session]:
+        """Those there are now, each once."""
+        return [e.session for e in self.compute.values() if e.session is not None and e.session.workers[0] is e]
+
+    def session_of(self, lane: int) -> Session:
+        """The session that a lane belongs to."""
+        return next(session for session in self.sessions() if lane in session.lanes)
 
     def open_lanes(self) -> list[int]:
-        """Lanes whose compute worker can take a step now."""
-        return [lane for e in self.compute.values() if e.standing is Standing.READY for lane in e.lanes]
+        """Lanes that can take a step now."""
+        return [lane for session in self.sessions() if session.standing is Standing.READY for lane in session.lanes]
 
     def is_complete(self) -> bool:
         """Whether as many compute workers as are expected can take steps."""
         num_ready = sum(entry.standing is Standing.READY for entry in self.compute.values())
         return num_ready >= self.config.compute_workers
+
+    def next_replica(self) -> tuple[ComputeEntry, ...]:
+        """Compute workers in no session that together run the whole model, in the order of stages; or none.
+
+        Of several that run the same stage, who came first goes first.
+        """
+        free = [entry for entry in self.compute.values() if entry.standing is Standing.JOINED]
+        for count_ in sorted({entry.stage[1] for entry in free}):
+            by_stage = {entry.stage: entry for entry in reversed(free)}
+            replica = [by_stage.get((number, count_)) for number in range(count_)]
+            if None not in replica:
+                return tuple(entry for entry in replica if entry is not None)
+        return ()
 
     def group_members(self, group: int) -> list[AttentionEntry]:
         """The attention workers of a group."""
@@ -193,9 +155,11 @@ class Fleet:
 
     def joined(self, name: str) -> None:
         """A worker's data thread can be reached from now on; again is no news."""
-        for entry in (self.compute.get(name), self.attention.get(name)):
-            if entry is not None and entry.standing is Standing.REGISTERED:
-                entry.standing = Standing.JOINED
+        compute, attention = self.compute.get(name), self.attention.get(name)
+        if compute is not None:
+            compute.joined = True
+        if attention is not None and attention.standing is Standing.REGISTERED:
+            attention.standing = Standing.JOINED
 
     def new_groups(self) -> list[tuple[str, m.AttentionAssign]]:
         """What attention workers that belong to no group are told, once there are enough of them.
@@ -204,7 +168,7 @@ class Fleet:
         the successor of a lost worker and what is left of its group form another. Raises `ConfigError` if they can't
         hold the model's cache.
         """
-        facts = next((e.facts for e in self.compute.values() if e.standing is not Standing.REGISTERED), None)
+        facts = next((e.facts for e in self.compute.values() if e.joined), None)
         free = self._free_attention()
         in_groups = sum(entry.assign is not None for entry in self.attention.values())
         if facts is None or not free or len(free) < self.config.attention_workers - in_groups:
@@ -254,14 +218,15 @@ class Fleet:
         waiting = {assign.group for assign, standing in shards if standing is not Standing.READY}
         return {assign.group: assign.num_blocks for assign, _ in shards if assign.group not in waiting}
 
-    def compute_assign(self, name: str) -> m.ComputeAssign:
-        """What a compute worker is told as its present session begins: every group that is ready."""
+    def compute_assign(self, session: Session, worker: ComputeEntry) -> m.ComputeAssign:
+        """What a compute worker is told as a session begins: every group that is ready, and the stage behind it."""
         return m.ComputeAssign(
             life=self.config.life,
-            session=self.compute[name].session,
+            session=session.number,
             groups=tuple(self._address(group) for group in sorted(self.ready_groups())),
             max_batch_tokens=self.config.max_batch_tokens,
             block_size=self.config.block_size,
+            next_stage=_next_stage(session, worker),
         )
 
     def _address(self, group: int) -> m.GroupAddress:
@@ -275,8 +240,26 @@ class Fleet:
         )
 
 
+def _next_stage(session: Session, worker: ComputeEntry) -> m.StageAddress | None:
+    following = session.workers[(worker.stage[0] + 1) % len(session.workers)]
+    stage = following.facts.stage
+    return None if stage is None else m.StageAddress(following.hello.name, stage.endpoint)
+
+
 def _check_limits(name: str, facts: m.ComputeFacts) -> None:
     if not 1 <= facts.lanes <= MAX_LANES:
         raise NotAccepted(f"{name} has {facts.lanes} lanes; 1 to {MAX_LANES} are possible")
     if facts.max_model_len < 2:
         raise NotAccepted(f"the model of {name} has a window of {facts.max_model_len}; a prompt and an answer need 2")
+
+
+def _check_stages(name: str, facts: m.ComputeFacts, others: Sequence[m.ComputeFacts]) -> None:
+    """Stages of as many may have to compute together, lane by lane."""
+    if facts.stage is None:
+        return
+    number, count_ = facts.stage.number, facts.stage.count
+    if number >= count_:
+        raise NotAccepted(f"{name} runs stage {number} of {count_}; they are counted from 0")
+    lanes = {other.lanes for other in others if other.stage is not None and other.stage.count == count_}
+    if lanes - {facts.lanes}:
+        raise NotAccepted(f"{name} has {facts.lanes} lanes, and other stages have {max(lanes)}: give all the same")

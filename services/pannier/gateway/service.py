@@ -5,13 +5,15 @@
 
 import asyncio
 import secrets
+from typing import TypeAlias
 
 import structlog
 import zmq.asyncio
 
 from pannier.gateway.admission import Admission
 from pannier.gateway.engine import Engine
-from pannier.gateway.fleet import ComputeEntry, Fleet, FleetConfig, Standing
+from pannier.gateway.entries import ComputeEntry, Session, Standing
+from pannier.gateway.fleet import Fleet, FleetConfig
 from pannier.gateway.intake import Intake
 from pannier.gateway.patience import Patience
 from pannier.gateway.sessions import Sessions
@@ -44,6 +46,7 @@ DEADLINE_S = 0.1
 """Time between two looks at the deadlines of requests."""
 GOODBYE_S = 0.02
 KV_DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16, "auto": None}
+FromStep: TypeAlias = m.StepDone | m.StageDone | m.StepFailed | m.NeedState | m.StepAborted
 log = structlog.get_logger()
 
 
@@ -161,42 +164,55 @@ class GatewayService:
                 self.sessions.ready(name, message)
             case m.Fenced():
                 self.sessions.fenced(name, message)
-            case m.StepDone() | m.StepFailed() | m.NeedState() | m.StepAborted():
+            case _:
                 self._from_step(name, message)
 
-    def _from_step(self, name: str, message: m.StepDone | m.StepFailed | m.NeedState | m.StepAborted) -> None:
+    def _from_step(self, name: str, message: FromStep) -> None:
         compute = self.fleet.compute.get(name)
-        if compute is None or (compute.standing, compute.session) != (Standing.READY, message.session):
+        session = compute.session if compute is not None else None
+        if (
+            compute is None
+            or session is None
+            or (session.standing, session.number) != (Standing.READY, message.session)
+        ):
             log.info("a step of an ended session", worker=name, step=message.step)
             return
         match message:
-            case m.StepDone():
-                self._commit(compute, message)
+            case m.StepDone() | m.StageDone():
+                self._done(compute, session, message)
             case m.StepFailed():
                 log.error("step failed", worker=name, step=message.step, reason=message.reason)
-                self.sessions.failed(compute, message)
+                self.sessions.failed(session, message)
             case m.NeedState():
-                self._send_states(compute, message)
-            case _:
+                self._send_states(session, message)
+            case m.StepAborted():
                 log.warning("unexpected", worker=name, kind=type(message).__name__)
 
-    def _commit(self, compute: ComputeEntry, done: m.StepDone) -> None:
-        """A step is done. One that its lane doesn't owe, or with other draws, ends the session like a failed step."""
-        try:
-            self._engine().commit(compute.first_lane + done.lane, done)
-        except Unplanned as error:
-            self._refuse_step(compute, done, str(error))
+    def _done(self, compute: ComputeEntry, session: Session, done: m.StepDone | m.StageDone) -> None:
+        """A stage is done with a step; with the last of them the step is.
 
-    def _send_states(self, compute: ComputeEntry, need: m.NeedState) -> None:
+        One that its lane doesn't owe, or with other draws, ends the session like a failed step.
+        """
+        lane = session.first_lane + done.lane
+        try:
+            self._engine().require_owed(lane, done.step)
+            if isinstance(done, m.StepDone) != (compute is session.workers[-1]):
+                raise Unplanned(f"{compute.hello.name} says {type(done).__name__}, which is another stage's to say")
+            if (step := session.collect(compute, done)) is not None:
+                self._engine().commit(lane, step)
+        except Unplanned as error:
+            self._refuse_step(session, done, str(error))
+
+    def _send_states(self, session: Session, need: m.NeedState) -> None:
         """A step lacks the past of its sequences. Asking for what is not in it ends the session like a failed step."""
         try:
-            self._engine().send_states(compute.first_lane + need.lane, need)
+            self._engine().send_states(session.first_lane + need.lane, need)
         except Unplanned as error:
-            self._refuse_step(compute, need, str(error))
+            self._refuse_step(session, need, str(error))
 
-    def _refuse_step(self, compute: ComputeEntry, said: m.StepDone | m.NeedState, reason: str) -> None:
-        log.error("step refused", worker=compute.hello.name, step=said.step, reason=reason)
-        self.sessions.failed(compute, m.StepFailed(said.life, said.session, said.step, said.lane, reason))
+    def _refuse_step(self, session: Session, said: m.StepDone | m.StageDone | m.NeedState, reason: str) -> None:
+        log.error("step refused", workers=session.names, step=said.step, reason=reason)
+        self.sessions.failed(session, m.StepFailed(said.life, said.session, said.step, said.lane, reason))
 
     async def _serve_clients(self) -> None:
         async for peer, message, _ in self.clients:
@@ -304,11 +320,11 @@ class GatewayService:
         """Every request ends: also when frames were lost between workers whose hearts beat, or no worker comes back."""
         steps = engine.scheduler.under_way
         for lane in self._for_steps.beat(steps):
-            compute = self.fleet.computes_lane(lane)
+            session = self.fleet.session_of(lane)
             reason = f"a step was not done within {GIVE_UP_AFTER} heartbeats"
-            if compute.standing is Standing.READY:
-                number = lane - compute.first_lane
-                self.sessions.failed(compute, m.StepFailed(self.life, compute.session, steps[lane], number, reason))
+            if session.standing is Standing.READY:
+                number = lane - session.first_lane
+                self.sessions.failed(session, m.StepFailed(self.life, session.number, steps[lane], number, reason))
         unserved = len(engine.streams) > 0 and not self.fleet.open_lanes()
         if self._for_lanes.beat({"any": None} if unserved else {}):
             engine.give_up(f"no compute worker was ready for {GIVE_UP_AFTER} heartbeats")

@@ -1,5 +1,8 @@
 """Sessions of compute workers: when they start, how they are fenced, what a lost worker means. No I/O.
 
+Compute workers that together run the whole model (one, or one of each stage) form a session for as long as it lasts;
+when it has ended, whoever is left may form another with others.
+
 A session ends with a fence: every attention worker says that nothing of it can be written any more. Only then are its
 steps dropped, so that blocks are never given to others while a late write may be under way. The next session starts
 with the groups there are then. The same serves a step that failed and a group that came or went: rare events, so one
@@ -11,7 +14,8 @@ from itertools import count
 
 import structlog
 
-from pannier.gateway.fleet import AttentionEntry, ComputeEntry, Fleet, Standing
+from pannier.gateway.entries import AttentionEntry, ComputeEntry, Session, Standing
+from pannier.gateway.fleet import Fleet
 from pannier.runtime.errors import ConfigError
 from pannier.scheduler import Output, Scheduler
 from pannier.wire import GatewayToWorkerData
@@ -49,8 +53,7 @@ class Sessions:
             assigns = []
         for worker, assign in assigns:
             self._tell(worker, assign)
-        if name in self._fleet.compute:
-            self._start(self._fleet.compute[name])
+        self._start()
 
     def ready(self, name: str, ready: m.Ready) -> None:
         """A worker has in place what it was assigned: a shard, or a session."""
@@ -68,37 +71,42 @@ class Sessions:
             self._open_group(attention)
 
     def _session_ready(self, compute: ComputeEntry, ready: m.Ready) -> None:
-        if (compute.standing, compute.session) != (Standing.STARTING, ready.session):
+        session = compute.session
+        if session is None or (session.standing, session.number) != (Standing.STARTING, ready.session):
             return
-        compute.standing, compute.detail = Standing.READY, ready.detail
-        for lane in compute.lanes:
+        compute.detail = ready.detail
+        session.unready.discard(compute.hello.name)
+        if session.unready:
+            return
+        session.standing = Standing.READY
+        for lane in session.lanes:
             self._scheduler().add_lane(lane)
-        log.info("session started", worker=compute.hello.name, session=ready.session, links=ready.detail)
+        log.info("session started", workers=session.names, session=session.number, links=ready.detail)
 
-    def fence(self, compute: ComputeEntry) -> None:
-        """End a compute worker's session; the next one starts when every attention worker has acknowledged."""
-        if compute.standing not in (Standing.STARTING, Standing.READY):
+    def fence(self, session: Session) -> None:
+        """End a session; the next one starts when every attention worker has acknowledged."""
+        if session.standing is Standing.FENCING:
             return
-        name = compute.hello.name
-        compute.standing = Standing.FENCING
+        session.standing = Standing.FENCING
         # Also those that hold nothing now: what is left of a lost group knows the session.
-        compute.fences = {other for other, e in self._fleet.attention.items() if e.standing is not Standing.REGISTERED}
-        log.warning("session fenced", worker=name, session=compute.session)
-        for attention in sorted(compute.fences):
-            self._tell(attention, m.Fence(self._fleet.config.life, name, compute.session))
-        self._end_if_fenced(compute)
+        known = [name for name, e in self._fleet.attention.items() if e.standing is not Standing.REGISTERED]
+        session.fences = {(attention, compute) for attention in known for compute in session.names}
+        log.warning("session fenced", workers=session.names, session=session.number)
+        for attention, compute in sorted(session.fences):
+            self._tell(attention, m.Fence(self._fleet.config.life, compute, session.number))
+        self._end_if_fenced(session)
 
-    def failed(self, compute: ComputeEntry, failed: m.StepFailed) -> None:
+    def failed(self, session: Session, failed: m.StepFailed) -> None:
         """A step can't be done: its requests end with an error, once nothing of it can be written any more."""
-        compute.failed = failed
-        self.fence(compute)
+        session.failed = failed
+        self.fence(session)
 
     def fenced(self, name: str, fenced: m.Fenced) -> None:
         """An attention worker has acknowledged a fence."""
         compute = self._fleet.compute.get(fenced.compute)
-        if compute is not None and compute.session == fenced.session:
-            compute.fences.discard(name)
-            self._end_if_fenced(compute)
+        if compute is not None and compute.session is not None and compute.session.number == fenced.session:
+            compute.session.fences.discard((name, fenced.compute))
+            self._end_if_fenced(compute.session)
 
     def lost(self, name: str, reason: str, *, leaves: bool) -> None:
         """Nothing more is to be expected of a worker: for now, or (it `leaves`) for good."""
@@ -107,9 +115,10 @@ class Sessions:
         if compute is not None:
             compute.alive = False
             compute.leaves |= leaves or attention is not None  # what held blocks can't come back: its group is gone
-            self.fence(compute)
-            if compute.standing in (Standing.REGISTERED, Standing.JOINED, Standing.LOST):
-                self._end(compute)
+            if compute.session is not None:
+                self.fence(compute.session)
+            elif compute.leaves:
+                self._forget(compute)
         if attention is not None:
             self._lose_attention(name, attention)
 
@@ -120,14 +129,17 @@ class Sessions:
             return
         log.info("worker returned", worker=name)
         compute.alive = True
-        if compute.standing is Standing.LOST:
-            compute.standing = Standing.JOINED
-            self._start(compute)
+        self._start()
 
-    def _start(self, compute: ComputeEntry) -> None:
-        if compute.standing is Standing.JOINED and self._fleet.ready_groups():
-            compute.session, compute.standing = next(self._next_session), Standing.STARTING
-            self._tell(compute.hello.name, self._fleet.compute_assign(compute.hello.name))
+    def _start(self) -> None:
+        """Begin a session with every set of compute workers that can run the model, if there is somewhere to attend."""
+        while self._fleet.ready_groups() and (workers := self._fleet.next_replica()):
+            session = Session(next(self._next_session), workers)
+            session.unready = set(session.names)
+            for worker in workers:
+                worker.session = session
+            for worker in workers:
+                self._tell(worker.hello.name, self._fleet.compute_assign(session, worker))
 
     def _open_group(self, attention: AttentionEntry) -> None:
         assert attention.assign is not None
@@ -137,9 +149,9 @@ class Sessions:
             return
         self._scheduler().add_group(group, blocks)
         log.info("group ready", group=group, blocks=blocks)
-        for compute in list(self._fleet.compute.values()):
-            self.fence(compute)  # its next session has the group too
-            self._start(compute)
+        for session in self._fleet.sessions():
+            self.fence(session)  # the next one has the group too
+        self._start()
 
     def _lose_attention(self, name: str, attention: AttentionEntry) -> None:
         """The group is lost with its member; what is left of it is free to form another."""
@@ -148,25 +160,29 @@ class Sessions:
             self._deliver(self._scheduler().lose_group(group))
             for member in self._fleet.group_members(group):
                 member.assign, member.standing = None, Standing.JOINED
-        for compute in list(self._fleet.compute.values()):
-            self.fence(compute)
-            compute.fences.discard(name)  # of a fence that was under way
-            self._end_if_fenced(compute)
+        for session in self._fleet.sessions():
+            self.fence(session)
+            session.fences = {fence for fence in session.fences if fence[0] != name}  # of one that was under way
+            self._end_if_fenced(session)
 
-    def _end_if_fenced(self, compute: ComputeEntry) -> None:
-        if compute.standing is Standing.FENCING and not compute.fences:
-            self._end(compute)
+    def _end_if_fenced(self, session: Session) -> None:
+        is_over = session.workers[0].session is not session
+        if session.standing is Standing.FENCING and not session.fences and not is_over:
+            self._end(session)
 
-    def _end(self, compute: ComputeEntry) -> None:
+    def _end(self, session: Session) -> None:
         """Nothing of the session can be written any more: its steps are dropped, and what comes next begins."""
-        failed, compute.failed = compute.failed, None
-        if failed is not None and self._scheduler().lane_of(failed.step) in compute.lanes:
+        failed = session.failed
+        if failed is not None and self._scheduler().lane_of(failed.step) in session.lanes:
             self._deliver(self._scheduler().fail(failed.step, failed.reason))
-        for lane in compute.lanes:
+        for lane in session.lanes:
             if lane in self._scheduler().lanes:
                 self._scheduler().remove_lane(lane)
-        if compute.leaves:
-            del self._fleet.compute[compute.hello.name]
-            return
-        compute.standing = Standing.JOINED if compute.alive else Standing.LOST
-        self._start(compute)
+        for worker in session.workers:
+            worker.session = None
+            if worker.leaves:
+                self._forget(worker)
+        self._start()
+
+    def _forget(self, compute: ComputeEntry) -> None:
+        del self._fleet.compute[compute.hello.name]

@@ -5,7 +5,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from pannier.gateway.engine import Engine
-from pannier.gateway.fleet import AttentionEntry, ComputeEntry, Fleet, Standing
+from pannier.gateway.entries import AttentionEntry, ComputeEntry, Standing
+from pannier.gateway.fleet import Fleet
 from pannier.wire import messages as m
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ def _lanes(fleet: Fleet, engine: Engine | None) -> list[dict[str, Any]]:
         return []
     return [
         {
-            "lane": lane - entry.first_lane,
-            "worker": entry.hello.name,
+            "lane": lane - session.first_lane,
+            "worker": session.names[-1],
             "steps": engine.steps_by_lane[lane],
             "seconds": engine.seconds_by_lane.get(lane, {}),
             "last_step": _times(engine.last_times.get(lane)),
         }
-        for entry in fleet.compute.values()
-        for lane in entry.lanes
+        for session in fleet.sessions()
+        for lane in session.lanes
     ]
 
 
@@ -117,8 +118,18 @@ def _compute(entry: ComputeEntry) -> dict[str, Any]:
         "lanes": facts.lanes,
         "calls": len(facts.calls),
         "weight_bytes": facts.weight_bytes,
-        "session": entry.session,
+        "stage": None if facts.stage is None else _stage(facts.stage),
+        "session": None if entry.session is None else entry.session.number,
         "link": entry.detail,
+    }
+
+
+def _stage(stage: m.StageFacts) -> dict[str, int]:
+    return {
+        "number": stage.number,
+        "count": stage.count,
+        "first_call": stage.calls.start,
+        "last_call": stage.calls.stop - 1,
     }
 
 
