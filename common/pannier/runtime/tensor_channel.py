@@ -13,6 +13,7 @@ from pannier.net.shm import Channel
 from pannier.wire import Decoder, WireError, encode_header, payload_bytes
 from pannier.wire.messages import Message
 from pannier.wire.tensors import TensorMemory, encode_with, parts_of
+from pannier.wire.traffic import Traffic
 
 M = TypeVar("M", bound=Message)
 
@@ -20,10 +21,10 @@ M = TypeVar("M", bound=Message)
 class TensorChannel(Generic[M]):
     """One end of a same-host link, receiving the messages of one union. Every lane has rings of its own."""
 
-    def __init__(self, channel: Channel, union: Any) -> None:
+    def __init__(self, channel: Channel, union: Any, traffic: Traffic | None = None) -> None:
         self.channel = channel
         self._memory = TensorMemory(channel.memory.view)
-        self._decoder: Decoder[M] = Decoder(union)
+        self._decoder: Decoder[M] = Decoder(union, traffic)
         self._outboxes = [Outbox(partial(self._send_frames, lane)) for lane in range(len(channel.writers))]
 
     def send(self, lane: int, message: Message, tensors: Sequence[torch.Tensor]) -> None:

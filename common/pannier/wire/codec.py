@@ -8,6 +8,7 @@ import msgspec
 from pannier.wire.errors import WireError
 from pannier.wire.messages import Message
 from pannier.wire.parts import Part, check_parts
+from pannier.wire.traffic import Traffic
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 M = TypeVar("M", bound=Message)
@@ -31,10 +32,11 @@ def encode_header(message: Message) -> bytes:
 
 
 class Decoder(Generic[M]):
-    """Validating decoder of one direction's union of messages."""
+    """Validating decoder of one direction's union of messages; on links it counts them in `traffic`."""
 
-    def __init__(self, union: Any) -> None:
+    def __init__(self, union: Any, traffic: Traffic | None = None) -> None:
         self._decoder = msgspec.msgpack.Decoder(union)
+        self._traffic = traffic
 
     def decode(self, frames: Sequence[Buffer]) -> tuple[M, memoryview]:
         """The message and its payload (empty when it has no parts). Raises `WireError`."""
@@ -42,13 +44,19 @@ class Decoder(Generic[M]):
             raise WireError(f"a message has one or two frames, not {len(frames)}")
         message, payload = self._decode(frames[0]), memoryview(frames[1]).cast("B") if len(frames) == 2 else None
         _check_payload(message, payload)
+        self._count(message, frames[0], 0 if payload is None else payload.nbytes)
         return message, payload or memoryview(b"")
 
     def decode_header(self, header: Buffer, payload_length: int) -> M:
         """A message whose payload of so many bytes, 0 if it has no parts, lies elsewhere. Raises `WireError`."""
         message = self._decode(header)
         check_parts(getattr(message, "parts", ()), payload_length)
+        self._count(message, header, payload_length)
         return message
+
+    def _count(self, message: M, header: Buffer, payload_bytes: int) -> None:
+        if self._traffic is not None:
+            self._traffic.count(message, memoryview(header).nbytes, payload_bytes)
 
     def _decode(self, header: Buffer) -> M:
         try:

@@ -9,6 +9,7 @@ from pannier.net.shm import CannotShare, Channel, Door, Waiting
 from pannier.runtime.tensor_channel import TensorChannel
 from pannier.wire import AttentionToCompute, ComputeToAttention, WireError
 from pannier.wire import messages as m
+from pannier.wire.traffic import Traffic
 
 log = structlog.get_logger()
 
@@ -16,10 +17,10 @@ log = structlog.get_logger()
 class Caller:
     """One compute worker on this host."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, traffic: Traffic) -> None:
         self.name = channel.peer
         self.channel = channel
-        self.messages: TensorChannel[ComputeToAttention] = TensorChannel(channel, ComputeToAttention)
+        self.messages: TensorChannel[ComputeToAttention] = TensorChannel(channel, ComputeToAttention, traffic)
 
     def answer(self, lane: int, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
         """Send, or keep until a flush. An answer for which there can't be room becomes a failure, with the reason."""
@@ -33,7 +34,8 @@ class Caller:
 class SameHost:
     """The door that compute workers on this host knock at, and those who came in: nobody without the compiled part."""
 
-    def __init__(self) -> None:
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
         self._callers: list[Caller] = []
         self._door: Door | None = None
         try:
@@ -86,7 +88,7 @@ class SameHost:
                 self._forget(former)
             log.info("link", worker=channel.peer, kind="shm", bytes=channel.memory.layout.total)
             self._waiting.add(channel)
-            self._callers.append(Caller(channel))
+            self._callers.append(Caller(channel, self._traffic))
 
     def _forget(self, caller: Caller) -> None:
         self._waiting.remove(caller.channel)

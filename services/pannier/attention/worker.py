@@ -13,6 +13,7 @@ from pannier.runtime.threads import StopSignal
 from pannier.wire import ComputeToAttention, Decoder, GatewayToWorkerData, WireError, encode
 from pannier.wire import messages as m
 from pannier.wire.tensors import encode_with, unpack
+from pannier.wire.traffic import Traffic
 
 RETRY_MS = 2
 """How soon a full queue is tried again."""
@@ -39,10 +40,11 @@ class AttentionWorker:
         self._options = options
         self._spin_us = spin_us
         self._links, self.endpoint = bind(context, zmq.ROUTER, endpoint, link_options or options)
-        self._same_host = SameHost()
+        self._traffic = Traffic()
+        self._same_host = SameHost(self._traffic)
         self.door = self._same_host.address
         self._outboxes: dict[bytes, Outbox] = {}
-        self._link_decoder: Decoder[ComputeToAttention] = Decoder(ComputeToAttention)
+        self._link_decoder: Decoder[ComputeToAttention] = Decoder(ComputeToAttention, self._traffic)
         self._gateway_decoder: Decoder[GatewayToWorkerData] = Decoder(GatewayToWorkerData)
 
     def join(self, welcome: m.Welcome) -> None:
@@ -73,7 +75,7 @@ class AttentionWorker:
 
     def counters(self) -> dict[str, float]:
         """What the gateway shows of this worker."""
-        return {name: float(count) for name, count in self.core.counters.items()}
+        return {name: float(count) for name, count in {**self.core.counters, **self._traffic.counters()}.items()}
 
     def close(self) -> None:
         """Close the socket for links; what waits for peers is dropped."""

@@ -12,6 +12,7 @@ from pannier.net.outbox import Outbox
 from pannier.wire import AttentionToCompute, ComputeToAttention, Decoder
 from pannier.wire import messages as m
 from pannier.wire.tensors import encode_with, unpack
+from pannier.wire.traffic import Traffic
 
 Tensors: TypeAlias = list[torch.Tensor]
 Received: TypeAlias = tuple[AttentionToCompute, Tensors]
@@ -47,6 +48,7 @@ class ZmqLink:
         compute: str,
         address: m.ShardAddress,
         options: SocketOptions,
+        traffic: Traffic | None = None,
     ) -> None:
         self.name = address.name
         self.kind = f"zmq {address.endpoint.partition('://')[0]}"
@@ -55,7 +57,7 @@ class ZmqLink:
         )
         self._socket = self.socket
         self._outbox = Outbox(lambda frames: self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False))
-        self._decoder: Decoder[AttentionToCompute] = Decoder(AttentionToCompute)
+        self._decoder: Decoder[AttentionToCompute] = Decoder(AttentionToCompute, traffic)
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
         """Send, or keep until `flush`. Raises `PeerGone`."""

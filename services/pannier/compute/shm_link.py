@@ -12,6 +12,7 @@ from pannier.runtime.tensor_channel import TensorChannel
 from pannier.slicer import Call
 from pannier.wire import ALIGNMENT, AttentionToCompute, ComputeToAttention
 from pannier.wire import messages as m
+from pannier.wire.traffic import Traffic
 
 PAGE = 4096
 HEADER_BYTES = 64 << 10
@@ -32,13 +33,20 @@ class ShmLink:
     kind = "shm"
     socket: "zmq.Socket[bytes] | None" = None
 
-    def __init__(self, waiting: Waiting, compute: str, address: m.ShardAddress, layout: Layout) -> None:
+    def __init__(
+        self,
+        waiting: Waiting,
+        compute: str,
+        address: m.ShardAddress,
+        layout: Layout,
+        traffic: Traffic | None = None,
+    ) -> None:
         """Raises `CannotShare` with the reason."""
         self.name = address.name
         self.is_lost = False
         self._waiting = waiting
         self._channel = knock(address.door, compute, address.name, layout)
-        self._messages: TensorChannel[AttentionToCompute] = TensorChannel(self._channel, AttentionToCompute)
+        self._messages: TensorChannel[AttentionToCompute] = TensorChannel(self._channel, AttentionToCompute, traffic)
         waiting.add(self._channel)
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:

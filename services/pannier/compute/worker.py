@@ -26,6 +26,7 @@ from pannier.slicer import WHOLE, SlicedModel, Stage
 from pannier.wire import Decoder, GatewayToWorkerData, WireError, WorkerToGatewayData, encode
 from pannier.wire import messages as m
 from pannier.wire.tensors import unpack
+from pannier.wire.traffic import Traffic
 
 RETRY_MS = 2
 """How soon a full queue is tried again."""
@@ -72,6 +73,7 @@ class ComputeWorker:
         self._num_lanes = num_lanes
         self._link = link
         self._link_options = link_options or options
+        self._traffic = Traffic()
         self._flow_names = flow_names(name, flows)
         self._context = context
         self._name = name
@@ -115,7 +117,8 @@ class ComputeWorker:
         """What the gateway shows of this worker."""
         local = self._local.counters if self._local is not None else {}
         seconds = {**self.core.step_seconds, "idle_s": self.core.idle_s}
-        return {name: float(count) for name, count in {**local, **self.core.counters, **seconds}.items()}
+        counts = {**local, **self.core.counters, **self._traffic.counters(), **seconds}
+        return {name: float(count) for name, count in counts.items()}
 
     def close(self) -> None:
         """Close what is open outside `loop`: where the stage before this one comes in."""
@@ -230,10 +233,11 @@ class ComputeWorker:
         sizes = layout(
             self._assign, address.heads, model.calls, model.dtype.itemsize, model.max_model_len, self._num_lanes
         )
-        return ShmLink(self._waiting, self._name, address, sizes)
+        return ShmLink(self._waiting, self._name, address, sizes, self._traffic)
 
     def _dial(self, address: m.ShardAddress) -> Link:
-        flows = [ZmqLink(self._context, name, address, self._link_options) for name in self._flow_names]
+        options, traffic = self._link_options, self._traffic
+        flows = [ZmqLink(self._context, name, address, options, traffic) for name in self._flow_names]
         if len(flows) > 1:
             return Flows(self._waiting, flows)
         self._waiting.register(flows[0].socket)
