@@ -81,7 +81,13 @@ class Stack:
     def compute(self, model: Path, name: str = "compute-0", **settings: Any) -> BaseProcess:
         """Start a compute worker."""
         config = ComputeConfig(
-            model=str(model), name=name, gateway=self.control, threads=1, **self._every_role, **settings
+            model=str(model),
+            name=name,
+            gateway=self.control,
+            listen=ANY_PORT if self._is_tcp else f"ipc://{self.folder}/{name}",
+            threads=1,
+            **self._every_role,
+            **settings,
         )
         return self.start(compute_service.run, name, config)
 
@@ -129,6 +135,7 @@ def running_stack(
     model: Path,
     *,
     attention_workers: int = 2,
+    stages: int = 1,
     compute: dict[str, Any] | None = None,
     attention: dict[str, Any] | None = None,
     transport: str = "ipc",
@@ -139,8 +146,9 @@ def running_stack(
     """A ready stack and a client of it; afterwards every process must have left well, and no socket file be there."""
     folder.mkdir(parents=True, exist_ok=True)
     stack = Stack(folder, transport, **(every_role or {}))
-    stack.gateway(model, attention_workers=attention_workers, **gateway)
-    stack.compute(model, **(compute or {}))
+    stack.gateway(model, attention_workers=attention_workers, compute_workers=stages, **gateway)
+    for stage in range(stages):
+        stack.compute(model, f"compute-{stage}", stage=stage, stages=stages, **(compute or {}))
     for number in range(attention_workers):
         stack.attention(f"attention-{number}", **(attention or {}))
     try:

@@ -25,6 +25,9 @@ def serve(
     model: Annotated[str, typer.Argument(help="A folder, 'embedded', or random:SHAPE.")],
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     compute: Annotated[str, typer.Option(metavar="DEVICE,...", help="One compute worker on each.")] = "cpu",
+    stages: Annotated[
+        int, typer.Option(help="Parts of the model, in order, each on a compute worker of its own.")
+    ] = 1,
     attention: Annotated[
         str | None, typer.Option(metavar="N|DEVICE,...", help="So many attention workers on the CPU, or one on each.")
     ] = None,
@@ -82,6 +85,7 @@ def serve(
         model=model,
         served_model_name=served_model_name,
         compute=compute,
+        stages=stages,
         attention=attention,
         monolithic=monolithic,
         link=link,

@@ -24,6 +24,7 @@ class ServeOptions:
     model: str
     served_model_name: str | None = None
     compute: str = "cpu"
+    stages: int = 1
     attention: str | None = None
     monolithic: bool = False
     link: str | None = None
@@ -65,7 +66,7 @@ class Stack:
 
 def plan(options: ServeOptions, folder: Path) -> Stack:
     """The stack, talking over sockets in `folder`. Raises `ConfigError` naming what is wrong with an option."""
-    compute = _devices("--compute", options.compute)
+    compute = _compute_devices(options)
     attention = _attention_devices(options)
     shared = {
         "gateway": f"ipc://{folder}/control",
@@ -77,7 +78,7 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
     memory = _memory_per_worker(options, holders)
     rates = _rates(options, len(holders))
     workers: list[WorkerConfig] = [
-        *(_compute_worker(options, shared, memory, number, device) for number, device in enumerate(compute)),
+        *(_compute_worker(options, folder, shared, memory, number, device) for number, device in enumerate(compute)),
         *(
             _attention_worker(folder, shared | {"emulate_rate": rate}, memory, number, device)
             for number, (device, rate) in enumerate(zip(attention, rates, strict=False))
@@ -102,7 +103,12 @@ def _gateway(options: ServeOptions, folder: Path, compute_workers: int, attentio
 
 
 def _compute_worker(
-    options: ServeOptions, shared: Mapping[str, object], memory: str | int | None, number: int, device: str
+    options: ServeOptions,
+    folder: Path,
+    shared: Mapping[str, object],
+    memory: str | int | None,
+    number: int,
+    device: str,
 ) -> ComputeConfig:
     flags = {
         **shared,
@@ -110,6 +116,8 @@ def _compute_worker(
         "threads": 1 if options.emulate_compute is not None else shared["threads"],
         "name": f"compute-{number}",
         "device": device,
+        "stage": number % options.stages,
+        "listen": f"ipc://{folder}/compute-{number}",
         "attention_memory": memory if options.monolithic else None,
         # A second lane hides transfer; without any it only makes every batch half as large.
         "lanes": 1 if options.monolithic and options.lanes is None else options.lanes,
@@ -117,7 +125,7 @@ def _compute_worker(
         "emulate_rate": options.emulate_rate if options.monolithic else None,
     }
     same = (
-        "model", "dtype", "max_model_len", "monolithic", "link", "flows", "emulate_compute", "emulate_delay",
+        "model", "dtype", "max_model_len", "stages", "monolithic", "link", "flows", "emulate_compute", "emulate_delay",
         "emulate_bandwidth",
     )  # fmt: skip
     return load(ComputeConfig, flags=flags | _named(options, same))
@@ -138,6 +146,18 @@ def _attention_worker(
 
 def _named(options: ServeOptions, names: Iterable[str]) -> dict[str, object]:
     return {name: getattr(options, name) for name in names}
+
+
+def _compute_devices(options: ServeOptions) -> list[str]:
+    """One for every stage of every replica, the stages of a replica in order."""
+    devices, stages = _devices("--compute", options.compute), options.stages
+    if not 1 <= stages <= MAX_WORKERS:
+        raise ConfigError(f"--stages is {stages}; it must be 1 to {MAX_WORKERS}")
+    if len(devices) == 1:
+        return devices * stages
+    if len(devices) % stages:
+        raise ConfigError(f"--compute {options.compute} has {len(devices)} devices, which {stages} stages do not divide")
+    return devices
 
 
 def _attention_devices(options: ServeOptions) -> list[str]:

@@ -49,7 +49,7 @@ class Lane:
     """The step that lacks sampler states, for which the gateway was asked: it comes again before all others."""
     has_failed: bool = False
     """A step was given up: what follows would read what it has not written. Until the next session."""
-    drawn_step: int = 0
+    drawn_step: int = -1
     drawn_tokens: torch.Tensor | None = None
     given: dict[int, tuple[m.Activations, Tensors]] = field(default_factory=dict)
     """By step: what the stage before this one has passed on and no step has taken yet."""
