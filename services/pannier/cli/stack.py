@@ -156,7 +156,7 @@ def _compute_devices(options: ServeOptions) -> list[str]:
     if len(devices) == 1:
         return devices * stages
     if len(devices) % stages:
-        raise ConfigError(f"--compute {options.compute} has {len(devices)} devices, which {stages} stages do not divide")
+        raise ConfigError(f"--compute {options.compute} is {len(devices)} devices, no multiple of --stages {stages}")
     return devices
 
 

@@ -9,6 +9,7 @@ from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure, Keys
 
 WIDE = 200
 """Columns of a table that goes into a file."""
+TIMES = ("compute", "exposed_attention", "exposed_transfer")
 
 
 def status(
@@ -44,6 +45,18 @@ def _print(found: dict[str, Any]) -> None:
     state = "ready" if found["ready"] else "not ready"
     console.print(f"{found['model']}: {state}, {requests['running']} running, {requests['waiting']} waiting")
     console.print(table)
+    if (waits := _waits(found["lanes"])) is not None:
+        console.print(waits)
+
+
+def _waits(lanes: list[dict[str, Any]]) -> str | None:
+    """What of the time in which there was something to do no lane could go on, since the lanes began."""
+    sums = {name: sum(lane["seconds"].get(f"{name}_s", 0.0) for lane in lanes) for name in TIMES}
+    total = sum(sums.values())
+    if not total:
+        return None
+    compute, attention, transfer = (f"{100 * sums[name] / total:.0f} %" for name in TIMES)
+    return f"compute works {compute} of the time, waits for attention {attention}, for transfer {transfer}"
 
 
 def _plain(name: str) -> Any:
@@ -61,6 +74,11 @@ def _heads(process: dict[str, Any]) -> str:
     )
 
 
+def _stage(process: dict[str, Any]) -> str:
+    stage = process.get("stage")
+    return "-" if stage is None else f"{stage['number'] + 1} of {stage['count']}"
+
+
 def _blocks(process: dict[str, Any]) -> str:
     blocks = process.get("blocks")
     return "/".join(str(blocks[name]) for name in ("used", "cached", "free", "total")) if blocks else "-"
@@ -76,6 +94,7 @@ COLUMNS = {
     "dtype": _plain("dtype"),
     "KV heads": _heads,
     "blocks used/cached/free/total": _blocks,
+    "stage": _stage,
     "lanes": _plain("lanes"),
     "link": _plain("link"),
     "event loop": _plain("event_loop"),
