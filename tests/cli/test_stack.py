@@ -43,6 +43,17 @@ def test_monolithic_has_no_attention_workers() -> None:
     assert (stack.gateway.compute_workers, stack.gateway.attention_workers) == (1, 1)
 
 
+def test_stages_of_a_replica_follow_each_other() -> None:
+    """One device is enough for all of them; of several, each runs the stage whose turn it is."""
+    for given, devices in (("cpu", ["cpu"] * 2), ("cuda:0,cuda:1,cpu,cpu", ["cuda:0", "cuda:1", "cpu", "cpu"])):
+        stack = plan(ServeOptions("m", compute=given, stages=2), FOLDER)
+        workers = [worker for worker in stack.workers if isinstance(worker, ComputeConfig)]
+        assert [worker.device for worker in workers] == devices
+        assert [worker.stage for worker in workers] == [0, 1] * (len(devices) // 2)
+        assert {worker.stages for worker in workers} == {2}
+        assert len({worker.listen for worker in workers}) == stack.gateway.compute_workers == len(devices)
+
+
 def test_what_the_scheduler_is_told_reaches_the_gateway() -> None:
     """And what is not said is the gateway's own default."""
     told = {
@@ -93,6 +104,10 @@ def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores:
         ({"encrypt": "all"}, "encrypt is 'all', which needs keys"),
         ({"emulate_rate": "1,1,1"}, "--emulate-rate is 1,1,1; it must be one factor, or one for each of 1 workers"),
         ({"emulate_compute": "1,2,3"}, "compute: emulate_compute is"),
+        ({"stages": 0}, "--stages is 0; it must be 1 to 64"),
+        ({"stages": 2, "compute": "cpu,cpu,cpu"}, "--compute cpu,cpu,cpu is 3 devices, no multiple of --stages 2"),
+        ({"stages": 2, "monolithic": True}, "a monolithic worker runs the whole model"),
+        ({"stages": 2, "emulate_compute": "5"}, "emulate_compute stands in for a whole model"),
         ({"heads_split": "5;3"}, "gateway: heads_split is '5;3'"),
     ],
 )

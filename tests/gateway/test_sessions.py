@@ -29,9 +29,10 @@ class Gateway:
             self.fleet, lambda: self.scheduler, lambda name, message: self.told.append((name, message)), lambda _: None
         )
 
-    def join(self, name: str) -> None:
-        """A worker registers and joins."""
-        compute = m.ComputeFacts("m", "d", "cpu", "float32", Dtype.FLOAT32, 2, CALLS, 100, 64, 0)
+    def join(self, name: str, stage: tuple[int, int] | None = None, lanes: int = 2) -> None:
+        """A worker registers and joins; `stage` is (number, count)."""
+        facts = None if stage is None else m.StageFacts(*stage, m.CallRange(0, 1), f"ipc://{name}")
+        compute = m.ComputeFacts("m", "d", "cpu", "float32", Dtype.FLOAT32, lanes, CALLS, 100, 64, 0, facts)
         attention = m.AttentionFacts("cpu", 1 << 20, 1e9, (Dtype.FLOAT32,), f"ipc://{name}")
         roles = {"compute": (compute, None), "mono": (compute, attention)}
         hello = m.Hello(
@@ -43,6 +44,17 @@ class Gateway:
     def shard_ready(self, name: str, group: int) -> None:
         """An attention worker has allocated its shard."""
         self.sessions.ready(name, m.Ready(1, group, 0, ""))
+
+    def session_ready(self, name: str) -> None:
+        """A compute worker has its links in place."""
+        session = self.fleet.compute[name].session
+        assert session is not None
+        self.sessions.ready(name, m.Ready(1, None, session.number, ""))
+
+    def next_stages(self) -> dict[str, str | None]:
+        """Who was told of which next stage, in the last assignment of each."""
+        assigns = {name: message for name, message in self.told if isinstance(message, m.ComputeAssign)}
+        return {name: None if (n := assign.next_stage) is None else n.name for name, assign in assigns.items()}
 
     def standing(self, name: str) -> Standing:
         """Where an attention worker stands."""
@@ -133,8 +145,55 @@ def test_ready_means_all_compute_workers_that_were_asked_for() -> None:
         gateway.join(name)
     gateway.shard_ready("a", 0)
     for name, complete in (("compute-0", False), ("compute-1", True)):
-        session = gateway.fleet.compute[name].session
-        assert session is not None
-        gateway.sessions.ready(name, m.Ready(1, None, session.number, ""))
+        gateway.session_ready(name)
         assert gateway.fleet.open_lanes()
         assert gateway.fleet.is_complete() is complete
+
+
+def staged() -> Gateway:
+    """A replica of two stages that serves, and a first stage too many."""
+    gateway = Gateway(attention_workers=1, compute_workers=3)
+    gateway.join("a")
+    for name, number in (("compute-0", 0), ("compute-1", 0), ("compute-2", 1)):
+        gateway.join(name, (number, 2))
+    gateway.shard_ready("a", 0)
+    for name in ("compute-0", "compute-2"):
+        gateway.session_ready(name)
+    return gateway
+
+
+def test_stages_begin_together_in_a_ring() -> None:
+    """The lanes open once all of them are ready; who lacks a partner waits for one."""
+    gateway = staged()
+    assert gateway.next_stages() == {"compute-0": "compute-2", "compute-2": "compute-0"}
+    assert len(gateway.fleet.sessions()) == 1
+    assert gateway.fleet.open_lanes() == [0, 1]
+    assert gateway.fleet.compute["compute-1"].standing is Standing.JOINED
+
+
+def test_a_lost_stage_fences_the_whole_replica_and_its_partner_goes_on_with_another() -> None:
+    """Both stages may have written; nothing begins before both are fenced."""
+    gateway = staged()
+    gateway.sessions.lost("compute-0", "gone", leaves=True)
+    fences = [message.compute for _, message in gateway.told if isinstance(message, m.Fence)]
+    assert sorted(fences) == ["compute-0", "compute-2"]
+    gateway.sessions.fenced("a", m.Fenced(1, "compute-2", 1))
+    assert gateway.fleet.knows("compute-0")
+    assert not gateway.fleet.open_lanes()
+    gateway.sessions.fenced("a", m.Fenced(1, "compute-0", 1))
+    assert not gateway.fleet.knows("compute-0")
+    assert gateway.next_stages()["compute-1"] == "compute-2"
+    for name in ("compute-1", "compute-2"):
+        gateway.session_ready(name)
+    assert gateway.fleet.open_lanes() == [2, 3]
+
+
+def test_stages_that_could_never_compute_together_are_refused() -> None:
+    """Lanes are common to all of them."""
+    gateway = staged()
+    with pytest.raises(NotAccepted, match="compute-3 has 3 lanes, and other stages have 2: give all the same"):
+        gateway.join("compute-3", (1, 2), lanes=3)
+    with pytest.raises(NotAccepted, match="compute-3 runs stage 2 of 2; they are counted from 0"):
+        gateway.join("compute-3", (2, 2))
+    gateway.join("compute-3", (2, 3), lanes=3)
+    gateway.join("compute-4")
