@@ -54,6 +54,17 @@ def test_stages_of_a_replica_follow_each_other() -> None:
         assert len({worker.listen for worker in workers}) == stack.gateway.compute_workers == len(devices)
 
 
+def test_pinned_workers_share_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has as many as the others, and a configuration file can say them as ranges."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3, 6, 7, 8})
+    workers = plan(ServeOptions("m", attention="2", pin=True), FOLDER).workers
+    assert [worker.cores for worker in workers] == [(0, 1), (2, 3), (6, 7)]
+    assert load(AttentionConfig, flags={"cores": "0-2,7"}, environ={}).cores == (0, 1, 2, 7)
+    for wrong in ("1-", "a", "", "-1", "3-x"):
+        with pytest.raises(ConfigError, match="attention: cores is"):
+            load(AttentionConfig, flags={"cores": wrong}, environ={})
+
+
 def test_what_the_scheduler_is_told_reaches_the_gateway() -> None:
     """And what is not said is the gateway's own default."""
     told = {
@@ -104,6 +115,7 @@ def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores:
         ({"encrypt": "all"}, "encrypt is 'all', which needs keys"),
         ({"emulate_rate": "1,1,1"}, "--emulate-rate is 1,1,1; it must be one factor, or one for each of 1 workers"),
         ({"emulate_compute": "1,2,3"}, "compute: emulate_compute is"),
+        ({"pin": True, "attention": "64"}, "--pin gives each of 65 workers a core of its own, and there are"),
         ({"stages": 0}, "--stages is 0; it must be 1 to 64"),
         ({"stages": 2, "compute": "cpu,cpu,cpu"}, "--compute cpu,cpu,cpu is 3 devices, no multiple of --stages 2"),
         ({"stages": 2, "monolithic": True}, "a monolithic worker runs the whole model"),

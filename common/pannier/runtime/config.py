@@ -52,6 +52,21 @@ Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,6
 HeadsSplit: TypeAlias = Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed)]
 
 
+def _numbered(value: object) -> object:
+    """Numbers from text such as "0-3,8"; what is none is left for pydantic to refuse."""
+    if not isinstance(value, str):
+        return value
+    numbers: list[object] = []
+    for part in value.split(","):
+        first, dash, last = part.partition("-")
+        numbers += range(int(first), int(last) + 1) if dash and first.isdecimal() and last.isdecimal() else [part]
+    return numbers
+
+
+Cores: TypeAlias = Annotated[tuple[NonNegativeInt, ...], BeforeValidator(_numbered), Field(min_length=1)]
+"""Numbers of CPU cores, as in "0-3,8"."""
+
+
 class RoleConfig(BaseModel):
     """What all roles have."""
 
@@ -143,6 +158,8 @@ class ComputeConfig(RoleConfig):
     """Freezes rotary variants that depend on the longest position; None: the model's window."""
     threads: PositiveInt | None = None
     """CPU threads of the slices; None: torch's choice."""
+    cores: Cores | None = None
+    """The only CPU cores that this process runs on, as in "0-3,8"; None: any."""
     cache_dir: Path | None = None
     """Where sliced graphs are kept; None: the user's cache folder."""
     link: LinkKind = "auto"
@@ -200,6 +217,8 @@ class AttentionConfig(RoleConfig):
     """As a compute worker's: how long to look for a request before going to sleep."""
     threads: PositiveInt | None = None
     """CPU threads of the attention operator; None: torch's choice."""
+    cores: Cores | None = None
+    """The only CPU cores that this process runs on, best those next to the memory that it reads; None: any."""
     emulate_rate: PositiveFloat = 1.0
     """How fast attention is beside what it really is here, at most 1: every call waits until it has taken so long."""
     emulate_attention: EmulatedTime | None = None

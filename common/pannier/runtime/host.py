@@ -1,9 +1,12 @@
 """This host as the kernel describes it, without torch: memory, cores, instruction sets."""
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from pannier.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,15 @@ def host_memory() -> Memory:
 def host_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def keep_to_cores(cores: Collection[int]) -> None:
+    """Run this process, and the threads that it will start, on these cores only. Raises `ConfigError`."""
+    usable = os.sched_getaffinity(0)
+    if not set(cores) <= usable:
+        named, there = (", ".join(map(str, sorted(numbers))) for numbers in (cores, usable))
+        raise ConfigError(f"cores are {named}; they must be among those that this process may use, {there}")
+    os.sched_setaffinity(0, cores)
 
 
 @cache

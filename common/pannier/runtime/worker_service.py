@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from pannier.runtime.config import AttentionConfig, ComputeConfig
 from pannier.runtime.encryption import worker_sockets
+from pannier.runtime.host import keep_to_cores
 from pannier.runtime.registration import Registration
 from pannier.runtime.tasks import first_end
 from pannier.runtime.threads import DataThread, StopSignal
@@ -69,7 +70,12 @@ class WorkerService(ABC):
         """Make the worker and measure what it brings."""
 
     async def startup(self) -> None:
-        """Prepare, then register; what is assigned arrives in the data thread. Raises `BadKeys`, `KeysRefused`."""
+        """Prepare, then register; what is assigned arrives in the data thread.
+
+        Raises `BadKeys`, `KeysRefused`, `ConfigError`.
+        """
+        if self._network.cores is not None:
+            keep_to_cores(self._network.cores)  # before there are threads, which would not be moved
         self.sockets = worker_sockets(self._network)
         self._worker, facts = await self.prepare(self._data)
         gc.collect()

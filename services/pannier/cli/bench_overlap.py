@@ -50,6 +50,7 @@ def overlap(
     kv_budget: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For KV on the monolithic device, as in 64MiB.")
     ] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep each worker to CPU cores of its own.")] = False,
     link: Annotated[str | None, typer.Option(metavar="auto|shm|zmq", help="As in `serve`.")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float32 or float16.")] = "bfloat16",
     emulate_compute: EmulateCompute = None,
@@ -81,7 +82,7 @@ def overlap(
     }
     most = requests * max(counts) * replicas
     base = ServeOptions(
-        model=model, dtype=dtype, link=link, max_sequences=most, max_batch_tokens=max(512, most),
+        model=model, dtype=dtype, pin=pin, link=link, max_sequences=most, max_batch_tokens=max(512, most),
         emulate_compute=emulate_compute, emulate_attention=emulate_attention, emulate_rate=emulate_rate,
         emulate_delay=emulate_delay, emulate_bandwidth=emulate_bandwidth,
     )  # fmt: skip

@@ -25,13 +25,12 @@ def serve(
     model: Annotated[str, typer.Argument(help="A folder, 'embedded', or random:SHAPE.")],
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     compute: Annotated[str, typer.Option(metavar="DEVICE,...", help="One compute worker on each.")] = "cpu",
-    stages: Annotated[
-        int, typer.Option(help="Parts of the model, in order, each on a compute worker of its own.")
-    ] = 1,
+    stages: Annotated[int, typer.Option(help="Parts of the model, in order, each on a compute worker of its own.")] = 1,
     attention: Annotated[
         str | None, typer.Option(metavar="N|DEVICE,...", help="So many attention workers on the CPU, or one on each.")
     ] = None,
     monolithic: Annotated[bool, typer.Option("--monolithic", help="Attention in the compute processes.")] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep each worker to CPU cores of its own.")] = False,
     link: Annotated[
         str | None, typer.Option(metavar="auto|shm|zmq", help="From compute to attention: shared memory or sockets.")
     ] = None,
@@ -86,6 +85,7 @@ def serve(
         served_model_name=served_model_name,
         compute=compute,
         stages=stages,
+        pin=pin,
         attention=attention,
         monolithic=monolithic,
         link=link,

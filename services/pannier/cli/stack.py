@@ -1,5 +1,6 @@
 """What `pannier serve` starts: from its options to one configuration per process."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ class ServeOptions:
     served_model_name: str | None = None
     compute: str = "cpu"
     stages: int = 1
+    pin: bool = False
+    """Each worker on cores of its own."""
     attention: str | None = None
     monolithic: bool = False
     link: str | None = None
@@ -74,6 +77,7 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
         "threads": max(1, host_cores() // len([*compute, *attention])),
         "emulate_attention": options.emulate_attention,
     }
+    cores = _cores(options, len([*compute, *attention]))
     holders = compute if options.monolithic else attention
     memory = _memory_per_worker(options, holders)
     rates = _rates(options, len(holders))
@@ -84,7 +88,19 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
             for number, (device, rate) in enumerate(zip(attention, rates, strict=False))
         ),
     ]
-    return Stack(_gateway(options, folder, len(compute), len(holders)), tuple(workers))
+    pinned = [worker.model_copy(update={"cores": own}) for worker, own in zip(workers, cores, strict=True)]
+    return Stack(_gateway(options, folder, len(compute), len(holders)), tuple(pinned))
+
+
+def _cores(options: ServeOptions, num_workers: int) -> list[tuple[int, ...] | None]:
+    """Equal parts of the cores for all workers; the gateway runs wherever there is time."""
+    if not options.pin:
+        return [None] * num_workers
+    usable = sorted(os.sched_getaffinity(0))
+    each = len(usable) // num_workers
+    if not each:
+        raise ConfigError(f"--pin gives each of {num_workers} workers a core of its own, and there are {len(usable)}")
+    return [tuple(usable[number * each : (number + 1) * each]) for number in range(num_workers)]
 
 
 def _gateway(options: ServeOptions, folder: Path, compute_workers: int, attention_workers: int) -> GatewayConfig:
