@@ -16,7 +16,20 @@ import zmq
 
 from pannier.net import SocketOptions, bind
 from pannier.wire import ClientToGateway, Decoder, encode
-from pannier.wire.messages import Cancel, Delta, Failed, Generate, GetStatus, Message, Status, Usage
+from pannier.wire.messages import (
+    Cancel,
+    Delta,
+    Detokenize,
+    Failed,
+    Generate,
+    GetStatus,
+    Message,
+    Status,
+    Tokenize,
+    Tokens,
+    TokenText,
+    Usage,
+)
 
 Reply = Callable[[Generate], Sequence[Message]]
 WAIT_S = 10.0
@@ -112,6 +125,13 @@ class FakeGateway:
         self._peers[message.request] = peer
         if isinstance(message, GetStatus):
             self._answer(peer, Status(message.request, {"model": "ox"}))
+            return
+        if isinstance(message, Tokenize):
+            self._answer(peer, Tokens(message.request, tuple(range(len(message.text or message.messages or "")))))
+            return
+        if isinstance(message, Detokenize):
+            pieces = tuple(str(token).encode() for token in message.tokens)
+            self._answer(peer, TokenText(message.request, b"".join(pieces).decode(), pieces))
             return
         self.received.put(message)
         if isinstance(message, Generate):

@@ -119,6 +119,16 @@ def test_the_status_is_plain_data(gateway: Gateway) -> None:
     run(gateway.endpoint, main)
 
 
+def test_tokens_and_their_text_can_be_asked_for(gateway: Gateway) -> None:
+    """There and back."""
+
+    async def main(client: AsyncClient) -> None:
+        assert await client.tokenize("four") == (0, 1, 2, 3)
+        assert (await client.detokenize([4, 2])).text == "42"
+
+    run(gateway.endpoint, main)
+
+
 def test_many_requests_share_the_connection(gateway: Gateway) -> None:
     """Each gets its own answer."""
     prompts = [f"prompt {number} of many" for number in range(300)]

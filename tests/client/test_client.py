@@ -74,6 +74,17 @@ def test_a_stream_gives_the_chunks_as_they_come(gateway: Gateway) -> None:
     assert [chunk.finish_reason for chunk in chunks] == [None, None, "length"]
 
 
+def test_tokens_and_their_text_can_be_asked_for(gateway: Gateway) -> None:
+    """Of a text and of a conversation; what is neither is refused at once."""
+    with Client(gateway.endpoint) as client:
+        assert client.tokenize("four") == (0, 1, 2, 3)
+        assert client.tokenize([{"role": "user", "content": "hm"}]) == (0,)
+        answer = client.detokenize([4, 2])
+        assert (answer.text, answer.pieces) == ("42", (b"4", b"2"))
+        with pytest.raises(TypeError, match="a message is"):
+            client.tokenize([5])  # type: ignore[list-item]  # wrong on purpose
+
+
 def test_log_probabilities_come_with_their_tokens(quiet: Gateway) -> None:
     """In the order of the tokens."""
     logprobs = tuple(TokenLogprob(token, -0.5, (TopLogprob(token, -0.5),)) for token in (4, 5))

@@ -122,3 +122,23 @@ def test_silent_tokens_have_no_text(tokenizers: dict[str, Tokenizer]) -> None:
     (plain,) = ids(tokenizer, "[plain added]")
     assert not Pieces(tokenizer, silent=[plain]).has_text(plain)
     assert Pieces(tokenizer).has_text(plain)
+
+
+@many
+@given(text=st.text(max_size=40))
+def test_the_pieces_of_a_text_are_its_bytes(tokenizers: dict[str, Tokenizer], text: str) -> None:
+    """Each token's own, whether it is a word, a byte or half a character; a leading space may be one too many."""
+    for kind in ("byte-level", "llama-2", "gemma"):
+        tokenizer = tokenizers[kind]
+        tokens = ids(tokenizer, text)
+        pieces = Pieces(tokenizer)
+        assert all(map(pieces.has_text, tokens))
+        joined = b"".join(map(pieces.piece, tokens)).decode()
+        assert joined in (tokenizer.decode(tokens), " " + tokenizer.decode(tokens))
+
+
+def test_the_piece_of_a_special_token_is_its_name_and_of_none_empty(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["llama-2"]
+    (special,) = ids(tokenizer, "</s>")[-1:]
+    assert Pieces(tokenizer).piece(special) == b"</s>"
+    assert Pieces(tokenizer).piece(tokenizer.get_vocab_size() + 5) == b""

@@ -52,6 +52,8 @@ def values(info: kinds.Type) -> st.SearchStrategy[Any]:
             return st.tuples(*[values(item) for item in info.item_types])
         case kinds.StrType():
             return st.text(max_size=8)
+        case kinds.BytesType():
+            return st.binary(max_size=8)
         case kinds.BoolType():
             return st.booleans()
         case kinds.NoneType():

@@ -10,10 +10,17 @@ from typing import Any, Self, Unpack
 from pannier.client.client import CONNECT_TIMEOUT_S, DEFAULT_ENDPOINT
 from pannier.client.completion import Completion, join
 from pannier.client.errors import TimedOut
-from pannier.client.inbox import Inbox
-from pannier.client.line import Line, new_request
-from pannier.client.params import Options, Prompt, Turn, chat_request, completion_request
-from pannier.wire.messages import Delta, Generate, GetStatus, Status
+from pannier.client.inbox import Inbox, Taken
+from pannier.client.line import Line, Question, new_request
+from pannier.client.params import (
+    Options,
+    Prompt,
+    Turn,
+    chat_request,
+    completion_request,
+    tokenize_question,
+)
+from pannier.wire.messages import Delta, Detokenize, GetStatus, Status, Tokens, TokenText
 
 
 class AsyncClient:
@@ -68,15 +75,33 @@ class AsyncClient:
         """The model's turn in a conversation, in chunks as they come. The request is sent at once."""
         return AsyncStream(self._line, chat_request(messages, model, options), timeout_s)
 
+    async def tokenize(
+        self, text: str | Iterable[Turn], *, add_special_tokens: bool = True, timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a text, or of a conversation up to the model's turn."""
+        answer = await self._ask(tokenize_question(text, add_special_tokens), timeout_s)
+        assert isinstance(answer, Tokens)
+        return answer.tokens
+
+    async def detokenize(self, tokens: Iterable[int], *, timeout_s: float | None = None) -> TokenText:
+        """The text of token ids, of all together and of each."""
+        answer = await self._ask(Detokenize(new_request(), tuple(tokens)), timeout_s)
+        assert isinstance(answer, TokenText)
+        return answer
+
     async def status(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """The whole stack as plain data."""
-        answers = AsyncAnswers(self._line, GetStatus(new_request()), timeout_s)
-        try:
-            answer = await answers.take()
-        finally:
-            answers.close()
+        answer = await self._ask(GetStatus(new_request()), timeout_s)
         assert isinstance(answer, Status)
         return answer.status
+
+    async def _ask(self, question: Question, timeout_s: float | None) -> Taken:
+        """One question with one answer."""
+        answers = AsyncAnswers(self._line, question, timeout_s)
+        try:
+            return await answers.take()
+        finally:
+            answers.close()
 
     async def close(self) -> None:
         """End all requests and the connection; again is fine."""
@@ -94,7 +119,7 @@ class AsyncClient:
 class AsyncAnswers:
     """What comes back for one request. Closing it, or dropping the last reference, cancels what is unfinished."""
 
-    def __init__(self, line: Line, message: Generate | GetStatus, timeout_s: float | None) -> None:
+    def __init__(self, line: Line, message: Question, timeout_s: float | None) -> None:
         self._line = line
         self._request = message.request
         self._timeout_s = timeout_s
@@ -110,7 +135,7 @@ class AsyncAnswers:
         self._ended = False
         line.ask(message, self._inbox)
 
-    async def take(self) -> Delta | Status:
+    async def take(self) -> Taken:
         """Wait for the next answer. Raises as `Client` says."""
         try:
             async with asyncio.timeout_at(self._deadline):

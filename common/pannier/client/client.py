@@ -9,10 +9,17 @@ from typing import Any, Self, Unpack
 
 from pannier.client.completion import Completion, join
 from pannier.client.errors import TimedOut
-from pannier.client.inbox import Inbox
-from pannier.client.line import Line, new_request
-from pannier.client.params import Options, Prompt, Turn, chat_request, completion_request
-from pannier.wire.messages import Delta, Generate, GetStatus, Status
+from pannier.client.inbox import Inbox, Taken
+from pannier.client.line import Line, Question, new_request
+from pannier.client.params import (
+    Options,
+    Prompt,
+    Turn,
+    chat_request,
+    completion_request,
+    tokenize_question,
+)
+from pannier.wire.messages import Delta, Detokenize, GetStatus, Status, Tokens, TokenText
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5151"
 CONNECT_TIMEOUT_S = 5.0
@@ -74,15 +81,33 @@ class Client:
         """The model's turn in a conversation, in chunks as they come. The request is sent at once."""
         return Stream(self._line, chat_request(messages, model, options), timeout_s)
 
+    def tokenize(
+        self, text: str | Iterable[Turn], *, add_special_tokens: bool = True, timeout_s: float | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a text, or of a conversation up to the model's turn."""
+        answer = self._ask(tokenize_question(text, add_special_tokens), timeout_s)
+        assert isinstance(answer, Tokens)
+        return answer.tokens
+
+    def detokenize(self, tokens: Iterable[int], *, timeout_s: float | None = None) -> TokenText:
+        """The text of token ids, of all together and of each."""
+        answer = self._ask(Detokenize(new_request(), tuple(tokens)), timeout_s)
+        assert isinstance(answer, TokenText)
+        return answer
+
     def status(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """The whole stack as plain data."""
-        answers = Answers(self._line, GetStatus(new_request()), timeout_s)
-        try:
-            answer = answers.take()
-        finally:
-            answers.close()
+        answer = self._ask(GetStatus(new_request()), timeout_s)
         assert isinstance(answer, Status)
         return answer.status
+
+    def _ask(self, question: Question, timeout_s: float | None) -> Taken:
+        """One question with one answer."""
+        answers = Answers(self._line, question, timeout_s)
+        try:
+            return answers.take()
+        finally:
+            answers.close()
 
     def close(self) -> None:
         """End all requests and the connection; again is fine."""
@@ -98,7 +123,7 @@ class Client:
 class Answers:
     """What comes back for one request. Closing it, or dropping the last reference, cancels what is unfinished."""
 
-    def __init__(self, line: Line, message: Generate | GetStatus, timeout_s: float | None) -> None:
+    def __init__(self, line: Line, message: Question, timeout_s: float | None) -> None:
         self._line = line
         self._request = message.request
         self._timeout_s = timeout_s
@@ -108,7 +133,7 @@ class Answers:
         self._ended = False
         line.ask(message, self._inbox)
 
-    def take(self) -> Delta | Status:
+    def take(self) -> Taken:
         """Wait for the next answer. Raises as `Client` says."""
         left_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         if not self._unread.acquire(timeout=left_s):

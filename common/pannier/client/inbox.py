@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from pannier.client.errors import ClientError, ReaderTooSlow, RequestFailed
-from pannier.wire.messages import Delta, Failed, Status
+from pannier.wire.messages import Delta, Failed, Status, Tokens, TokenText
 
-Answer: TypeAlias = Delta | Failed | Status | ClientError
+Taken: TypeAlias = Delta | Status | Tokens | TokenText
+Answer: TypeAlias = Taken | Failed | ClientError
 
 MAX_UNREAD = 65_536
 """Chunks that may wait; a reader that is further behind isn't reading."""
@@ -28,7 +29,7 @@ class Inbox:
         self._wake()
         return fits
 
-    def take(self) -> Delta | Status | None:
+    def take(self) -> Taken | None:
         """The next answer, None when there is none yet. Raises `ClientError` where that is the answer."""
         if not self._answers:
             return None

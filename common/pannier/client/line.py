@@ -4,6 +4,7 @@ import os
 import threading
 import warnings
 from pathlib import Path
+from typing import TypeAlias
 
 from pannier.client.errors import ClientClosed
 from pannier.client.exchange import CLOSED, Exchange, Order
@@ -11,8 +12,9 @@ from pannier.client.inbox import Inbox
 from pannier.net import SocketOptions
 from pannier.net.keys import client_keys
 from pannier.wire import encode
-from pannier.wire.messages import Generate, GetStatus
+from pannier.wire.messages import Detokenize, Generate, GetStatus, Tokenize
 
+Question: TypeAlias = Generate | GetStatus | Tokenize | Detokenize
 QUEUE = 1024
 """High-water mark: streams of many requests share the connection."""
 
@@ -40,7 +42,7 @@ class Line:
         self._thread.start()
         self._stopped = False
 
-    def ask(self, message: Generate | GetStatus, inbox: Inbox) -> None:
+    def ask(self, message: Question, inbox: Inbox) -> None:
         """Send a request whose answers go to `inbox`. Raises `ClientClosed`."""
         if self._stopped:
             raise ClientClosed(CLOSED)

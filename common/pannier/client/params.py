@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypedDict
 import msgspec
 
 from pannier.client.line import new_request
-from pannier.wire.messages import ChatMessage, Generate, SamplingParams
+from pannier.wire.messages import ChatMessage, Generate, SamplingParams, Tokenize
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
@@ -67,6 +67,13 @@ def completion_request(prompt: Prompt, model: str | None, options: Options) -> G
 def chat_request(messages: Iterable[Turn], model: str | None, options: Options) -> Generate:
     """Ask for the next turn of a conversation. Raises `TypeError` for what is no message and no parameter."""
     return _generate(model, options, messages=tuple(_chat_message(turn) for turn in messages))
+
+
+def tokenize_question(text: str | Iterable[Turn], add_special_tokens: bool) -> Tokenize:
+    """Ask for the tokens of a text or a conversation. Raises `TypeError` for what is neither."""
+    if isinstance(text, str):
+        return Tokenize(new_request(), text, None, add_special_tokens)
+    return Tokenize(new_request(), None, tuple(_chat_message(turn) for turn in text), add_special_tokens)
 
 
 def _generate(

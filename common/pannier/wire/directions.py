@@ -17,5 +17,5 @@ AttentionToCompute: TypeAlias = m.Answer | m.PieceWritten | m.StepWritten | m.St
 
 StageToStage: TypeAlias = m.Activations | m.DrawnTokens
 
-ClientToGateway: TypeAlias = m.Generate | m.Cancel | m.GetStatus
-GatewayToClient: TypeAlias = m.Delta | m.Failed | m.Status
+ClientToGateway: TypeAlias = m.Generate | m.Cancel | m.GetStatus | m.Tokenize | m.Detokenize
+GatewayToClient: TypeAlias = m.Delta | m.Failed | m.Status | m.Tokens | m.TokenText

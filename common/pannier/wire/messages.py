@@ -732,6 +732,40 @@ class Failed(Message, frozen=True):
     reason: str
 
 
+class Tokenize(Message, frozen=True):
+    """Client to gateway: exactly one of `text` and `messages`, a conversation up to the model's turn."""
+
+    request: str
+    text: str | None
+    messages: tuple[ChatMessage, ...] | None
+    add_special_tokens: bool = True
+    """Those that the model wants around a text; a conversation's are its template's."""
+
+
+class Tokens(Message, frozen=True):
+    """Gateway to client: answer to `Tokenize`."""
+
+    request: str
+    tokens: tuple[int, ...]
+
+
+class Detokenize(Message, frozen=True):
+    """Client to gateway."""
+
+    request: str
+    tokens: tuple[int, ...]
+
+
+class TokenText(Message, frozen=True):
+    """Gateway to client: answer to `Detokenize`."""
+
+    request: str
+    text: str
+    """Of all tokens together; special ones have none."""
+    pieces: tuple[bytes, ...]
+    """Of each token by itself, which may be a part of a character in UTF-8; a special one's is its name."""
+
+
 class GetStatus(Message, frozen=True):
     """Client to gateway."""
 

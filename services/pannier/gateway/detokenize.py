@@ -22,6 +22,8 @@ class Pieces:
         self._with_text = frozenset(tokenizer.get_vocab().values()).difference(special, silent)
         self._bytes = _byte_tokens(tokenizer)
         self._lengths: dict[int, int] = {}
+        self._byte_of = _byte_alphabet() if _is_byte_level(tokenizer) else None
+        self._anchor = min(self._with_text - self._bytes, default=0)
 
     def has_text(self, token: int) -> bool:
         """Whether the token can add to the text. A model's vocabulary may be larger than its tokenizer's."""
@@ -34,6 +36,21 @@ class Pieces:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens that all have text."""
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for wherever it stands; a special one's name."""
+        name = self._tokenizer.id_to_token(token)
+        if name is None:
+            return b""
+        if self.is_byte(token):
+            return bytes([int(name[3:5], 16)])
+        if not self.has_text(token):
+            return name.encode()
+        if self._byte_of is not None and all(character in self._byte_of for character in name):
+            return bytes(self._byte_of[character] for character in name)
+        # A decoder may drop the space before its first token, so this one is decoded behind another.
+        before = self.decode([self._anchor])
+        return self.decode([self._anchor, token]).removeprefix(before).encode()
 
     def length(self, tokens: Sequence[int]) -> int:
         """Characters of `decode(tokens)`. That of one token, which is asked for again and again, is remembered."""
@@ -103,6 +120,18 @@ class IncrementalDetokenizer:
     def _move_boundary(self) -> None:
         self._context, self._pending = self._pending, []
         self._shown = self._pieces.length(self._context)
+
+
+def _is_byte_level(tokenizer: "Tokenizer") -> bool:
+    """Whether tokens are spelt in characters that stand for bytes: Ġ (U+0120) for a space."""
+    return tokenizer.decoder is not None and tokenizer.decoder.decode(["a", "Ġ", "b"]) == "a b"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in byte-level tokens: itself if it can be seen, else one from 256 on."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(unseen)}
 
 
 def _byte_tokens(tokenizer: "Tokenizer") -> frozenset[int]:

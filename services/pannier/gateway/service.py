@@ -19,6 +19,7 @@ from pannier.gateway.patience import Patience
 from pannier.gateway.sessions import Sessions
 from pannier.gateway.status import status
 from pannier.gateway.text import Text
+from pannier.gateway.token_text import TokenText
 from pannier.net import PeerGone, Server
 from pannier.runtime.config import GatewayConfig
 from pannier.runtime.encryption import gateway_sockets
@@ -75,6 +76,7 @@ class GatewayService:
         self._for_lanes: Patience[str] = Patience(GIVE_UP_AFTER)
         self._untold: set[str] = set()
         """Workers to which a message on the data channel was lost."""
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def startup(self) -> None:
         """Bind, then load the tokenizer. Raises `ModelError`, `BadKeys`, `PortBusy`, `Exposed`."""
@@ -86,6 +88,7 @@ class GatewayService:
         source = resolve(config.model)
         if source.path is not None:
             self._text = await in_thread(Text.load, source.path)
+        self._token_text = TokenText(self._text)
         self.fleet = Fleet(
             FleetConfig(
                 life=self.life,
@@ -122,6 +125,8 @@ class GatewayService:
 
     async def close(self) -> None:
         """Say goodbye to the workers and close every socket."""
+        for task in self._answering:
+            task.cancel()
         if hasattr(self, "fleet"):
             for name in {*self.fleet.compute, *self.fleet.attention}:
                 self._say(name.encode(), m.Goodbye("the gateway stops"))
@@ -225,6 +230,16 @@ class GatewayService:
                         self.engine.cancel(peer, message.request)
                 case m.GetStatus():
                     self._send_client(peer, m.Status(message.request, status(self)))
+                case m.Tokenize() | m.Detokenize():
+                    self._ask_text(peer, message)
+
+    def _ask_text(self, peer: bytes, question: m.Tokenize | m.Detokenize) -> None:
+        async def answer() -> None:
+            self._send_client(peer, await self._token_text.answer(question), is_end=True)
+
+        task = asyncio.create_task(answer())
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     def _generate(self, peer: bytes, message: m.Generate) -> None:
         unavailable = "the gateway is stopping" if self.draining else None

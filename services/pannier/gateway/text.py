@@ -80,6 +80,10 @@ class Text:
         """The text of a whole output; special and end tokens have none."""
         return self._pieces.decode([token for token in tokens if self._pieces.has_text(token)])
 
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for, which may be a part of a character; a special one's name."""
+        return self._pieces.piece(token)
+
     def detokenizer(self, prompt: Sequence[int]) -> IncrementalDetokenizer:
         """For the output that follows `prompt`."""
         return IncrementalDetokenizer(self._pieces, prompt)
