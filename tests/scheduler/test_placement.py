@@ -54,6 +54,19 @@ def test_heads_follow_bandwidth_as_long_as_blocks_allow() -> None:
     assert sizes(plan) == [11, 9], "12 + 8 would be faster, but leave less than 90 % of the blocks"
 
 
+@pytest.mark.parametrize("measured", [0.8, 1.0, 1.25])
+def test_half_a_worker_gets_fewer_heads_also_when_its_bandwidth_is_measured_badly(measured: float) -> None:
+    """Half the memory, half the bandwidth: the slowest reads three quarters of what it would of an even split.
+
+    And the group has room for a third more.
+    """
+    workers = [AttentionOffer("whole", 30 * MIB, 2e9), AttentionOffer("half", 15 * MIB, measured * 1e9)]
+    (plan,), (even,) = place(workers, [call(8)] * 4), place(workers, [call(8)] * 4, split="4,4")
+    whole, half = sizes(plan)
+    assert max(whole / 2, half) == 3 / 4 * 4
+    assert plan.num_blocks >= 1.3 * even.num_blocks
+
+
 def test_more_workers_than_heads_form_several_groups_of_like_workers() -> None:
     plans = place(offers(MIB, 3 * MIB, MIB, 3 * MIB, MIB), [call(8), call(2)])
     assert [[shard.worker for shard in plan.shards] for plan in plans] == [["w1"], ["w3", "w0"], ["w2", "w4"]]
