@@ -22,7 +22,7 @@ READY = "pannier serves"
 def stack(terminal: Terminal, tiny_model: Path) -> Iterator[Started]:
     """A stack with two attention workers that takes requests."""
     options = ("--attention", "2", "--attention-memory", "64MiB", "--dtype", "float32")
-    with terminal.start("serve", str(tiny_model), "--endpoint", terminal.endpoint, *options) as started:
+    with terminal.start("serve", str(tiny_model), "--no-http", "--endpoint", terminal.endpoint, *options) as started:
         started.read_until(READY)
         yield started
 
@@ -117,7 +117,7 @@ def test_a_busy_port_is_one_sentence(terminal: Terminal, tiny_model: Path) -> No
     """The last line names it; the other processes end."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ran = terminal.call("serve", str(tiny_model), "--port", str(port))
+        ran = terminal.call("serve", str(tiny_model), "--no-http", "--port", str(port))
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].startswith(f"pannier: gateway: tcp://127.0.0.1:{port} is in use")
     assert "Traceback" not in ran.stderr

@@ -4,6 +4,7 @@ Later sources win: file, then environment (`PANNIER_GATEWAY_MAX_SEQUENCES`), the
 What a process learns as it starts (memory, geometry) is never written back here.
 """
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -223,6 +224,49 @@ class AttentionConfig(RoleConfig):
     """How fast attention is beside what it really is here, at most 1: every call waits until it has taken so long."""
     emulate_attention: EmulatedTime | None = None
     """The calls of a lane-step wait until they have taken at least so long together."""
+
+
+class HttpConfig(RoleConfig):
+    """One HTTP front: where it listens, whom it lets in, and the gateway behind it."""
+
+    role: ClassVar[str] = "http"
+
+    name: Name = "http-0"
+    gateway: Endpoint = "tcp://127.0.0.1:5151"
+    """The gateway's endpoint for clients."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """0: any that is free; the log says which."""
+    api_keys: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    """Who sends none of them is turned away; none at all: everybody is let in."""
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    cors_origins: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    """Web pages of these origins may ask, as in "https://chat.example.com"; "*" is all."""
+    max_body_bytes: ByteSize = ByteSize(8 << 20)
+    keep_alive_s: PositiveFloat = 15.0
+    """Silence of a stream after which a comment is sent, so that nobody in between hangs up."""
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together")
+        if any(not key for key in self.api_keys):
+            raise ValueError("api_keys has an empty one")
+        is_guarded = bool(self.api_keys) and self.tls_certificate is not None
+        if not _is_loopback(self.host) and not is_guarded and not self.insecure:
+            raise ValueError(
+                f"host is {self.host!r}, which other hosts can reach; give api_keys and a tls_certificate, or allow it "
+                "with insecure behind something that encrypts"
+            )
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 C = TypeVar("C", bound=RoleConfig)

@@ -39,6 +39,7 @@ app.command()(simulate_command.simulate)
 app.command()(roles.gateway)
 app.command()(roles.compute)
 app.command()(roles.attention)
+app.command()(roles.http)
 
 bench = typer.Typer(no_args_is_help=True, help="Measure, side by side in one run.")
 bench.command()(bench_offline.offline)

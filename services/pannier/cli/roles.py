@@ -56,6 +56,16 @@ def attention(config: ConfigFile = None, setting: Settings = None, supervised: S
     raise typer.Exit(run(loaded))
 
 
+def http(config: ConfigFile = None, setting: Settings = None, supervised: Supervised = False) -> None:
+    """Run an HTTP front: OpenAI's API, as a client of the gateway. Any number of them may run."""
+    from pannier.runtime.config import HttpConfig
+
+    loaded = _enter(HttpConfig, config, setting or (), supervised)
+    from pannier.http.service import run
+
+    raise typer.Exit(run(loaded))
+
+
 def _enter(kind: type[C], file: Path | None, settings: Iterable[str], supervised: bool) -> C:
     """Configuration and logs of this process. A supervisor's file is complete: the environment is not asked again."""
     from pannier.runtime import log

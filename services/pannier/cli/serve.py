@@ -13,7 +13,7 @@ from pannier.cli.run_folder import run_folder
 from pannier.cli.stack import ServeOptions, Stack, plan
 from pannier.cli.supervisor import Children, Command
 from pannier.client import AsyncClient, ClientError
-from pannier.runtime.config import AttentionConfig, ComputeConfig, GatewayConfig, to_toml
+from pannier.runtime.config import AttentionConfig, ComputeConfig, GatewayConfig, HttpConfig, to_toml
 from pannier.runtime.model_source import resolve
 from pannier.runtime.signals import StopRequests
 from pannier.runtime.tasks import first_end
@@ -76,15 +76,21 @@ async def _asked(stop: StopRequests) -> None:
 
 
 def commands(stack: Stack, folder: Path) -> list[Command]:
-    """The gateway is stopped first: its requests need the workers to finish."""
+    """The front is stopped first, then the gateway: its requests need the workers to finish."""
     return [
+        *([] if stack.http is None else [_command(stack.http, "http", folder, rank=-1, threads=1)]),
         _command(stack.gateway, "gateway", folder, rank=0, threads=1),
         *(_command(worker, worker.name, folder, rank=1, threads=worker.threads or 1) for worker in stack.workers),
     ]
 
 
 def _command(
-    config: GatewayConfig | ComputeConfig | AttentionConfig, name: str, folder: Path, *, rank: int, threads: int
+    config: GatewayConfig | ComputeConfig | AttentionConfig | HttpConfig,
+    name: str,
+    folder: Path,
+    *,
+    rank: int,
+    threads: int,
 ) -> Command:
     file = folder / f"{name}.toml"
     file.write_text(to_toml(config))

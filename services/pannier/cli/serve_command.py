@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pannier.cli.serve import Work
     from pannier.client import AsyncClient
 
+HTTP_PORT = 8000
 ONCE_TEMPERATURE = 0.7
 
 
@@ -58,6 +59,12 @@ def serve(
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port for clients, on the loopback address.")
     ] = DEFAULT_PORT,
+    http_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the HTTP front, OpenAI's API.")] = HTTP_PORT,
+    http_host: Annotated[str | None, typer.Option(help="Its address [default: 127.0.0.1].")] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Start no HTTP front.")] = False,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="Who sends another is turned away; may be repeated.")
+    ] = None,
     endpoint: Annotated[str | None, typer.Option(help="Where clients come in, instead of --port.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow --endpoint on other addresses.")] = False,
     keys: Keys = None,
@@ -103,6 +110,9 @@ def serve(
         max_model_len=max_model_len,
         block_size=block_size,
         endpoint=endpoint,
+        http_port=None if no_http or once is not None else http_port,
+        http_host=http_host,
+        api_keys=tuple(api_key or ()),
         insecure=insecure,
         keys=keys,
         encrypt=encrypt,
@@ -112,15 +122,17 @@ def serve(
         emulate_delay=emulate_delay,
         emulate_bandwidth=emulate_bandwidth,
     )
-    work = _forever(model) if once is None else _once(once, max_tokens)
+    work = _forever(model, options.http_port) if once is None else _once(once, max_tokens)
     stopped_by = asyncio.run(run_stack(options, work, verbose=verbose))
     if stopped_by is not None and once is not None:
         raise typer.Exit(128 + stopped_by)
 
 
-def _forever(model: str) -> "Work":
+def _forever(model: str, http_port: int | None) -> "Work":
+    http = "" if http_port is None else f" and http://127.0.0.1:{http_port}/v1"
+
     async def announce(_client: "AsyncClient", endpoint: str) -> None:
-        print(f"pannier serves {model} at {endpoint}; stop it with Ctrl-C", flush=True)
+        print(f"pannier serves {model} at {endpoint}{http}; stop it with Ctrl-C", flush=True)
         await asyncio.Event().wait()
 
     return announce

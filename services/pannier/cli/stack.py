@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from pannier.runtime.config import AttentionConfig, ComputeConfig, GatewayConfig, load
+from pannier.runtime.config import AttentionConfig, ComputeConfig, GatewayConfig, HttpConfig, load
 from pannier.runtime.errors import ConfigError
 from pannier.runtime.host import host_cores, host_memory
 
@@ -46,6 +46,10 @@ class ServeOptions:
     block_size: int | None = None
     endpoint: str | None = None
     """Where clients come in; None: a socket in the stack's own folder, for one client."""
+    http_port: int | None = None
+    """None: no HTTP front."""
+    http_host: str | None = None
+    api_keys: tuple[str, ...] = ()
     insecure: bool = False
     keys: Path | None = None
     encrypt: str | None = None
@@ -65,6 +69,7 @@ class Stack:
 
     gateway: GatewayConfig
     workers: tuple[WorkerConfig, ...]
+    http: HttpConfig | None = None
 
 
 def plan(options: ServeOptions, folder: Path) -> Stack:
@@ -89,7 +94,21 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
         ),
     ]
     pinned = [worker.model_copy(update={"cores": own}) for worker, own in zip(workers, cores, strict=True)]
-    return Stack(_gateway(options, folder, len(compute), len(holders)), tuple(pinned))
+    gateway = _gateway(options, folder, len(compute), len(holders))
+    return Stack(gateway, tuple(pinned), _http(options, gateway))
+
+
+def _http(options: ServeOptions, gateway: GatewayConfig) -> HttpConfig | None:
+    if options.http_port is None:
+        return None
+    flags = {
+        "gateway": gateway.client_endpoint,
+        "host": options.http_host,
+        "port": options.http_port,
+        "api_keys": options.api_keys or None,
+        **_named(options, ("insecure", "keys", "encrypt")),
+    }
+    return load(HttpConfig, flags=flags)
 
 
 def _cores(options: ServeOptions, num_workers: int) -> list[tuple[int, ...] | None]:

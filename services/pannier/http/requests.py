@@ -1,0 +1,221 @@
+"""What clients may send: OpenAI's fields, and those of vLLM that mean something here.
+
+A field that would change the answer and is not served is refused, never ignored. Those of `_Harmless` change nothing.
+"""
+
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pannier.http.errors import ApiError, invalid
+
+R = TypeVar("R", bound=BaseModel)
+MAX_SHOWN = 200
+"""Characters of what a client has sent that an error shows."""
+
+
+class _Strict(BaseModel):
+    """No surplus fields, and no number from a string."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Strict):
+    """What a stream says beside the text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class ResponseFormat(_Strict):
+    """What shape the text has."""
+
+    type: str = "text"
+    json_schema: dict[str, Any] | None = None
+
+
+class _Harmless(_Strict):
+    """Fields of OpenAI's that never change what this server answers."""
+
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    parallel_tool_calls: Any = None
+    request_id: Any = None
+
+
+class _Unserved(_Strict):
+    """Fields that would change it; only values that mean "no" are allowed. The names are those of `NO`."""
+
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    suffix: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    truncate_prompt_tokens: Any = None
+    skip_special_tokens: Any = None
+    logits_processors: Any = None
+    prompt_embeds: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    continue_final_message: Any = None
+    add_generation_prompt: Any = None
+
+
+NO: dict[str, tuple[Any, ...]] = dict.fromkeys(_Unserved.model_fields, (None,)) | {
+    "tools": (None, []),
+    "tool_choice": (None, "none"),
+    "functions": (None, []),
+    "function_call": (None, "none"),
+    "modalities": (None, ["text"]),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
+    "skip_special_tokens": (None, True),
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+}
+
+
+class SamplingFields(_Harmless, _Unserved):
+    """What completions and chats have in common. None is as if the field were not there."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+
+class TextPart(_Strict):
+    """A part of a message that is text; others are not served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Of all its parts."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatRequest(SamplingFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class TokenizeRequest(_Strict):
+    """`POST /tokenize`: a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(_Strict):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def read(kind: type[R], body: bytes) -> R:
+    """A request's body. Raises `ApiError` naming the field, its value and what is legal."""
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _first(error) from error
+    if isinstance(request, SamplingFields):
+        _refuse_unserved(request)
+    return request
+
+
+def _first(error: ValidationError) -> ApiError:
+    """The first thing that is wrong, in one sentence; what was sent is shown in part."""
+    first = error.errors(include_url=False)[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{path} is no parameter that this server knows", path, "unknown_parameter")
+    if first["type"] == "missing":
+        return ApiError(400, f"{path} is missing", path, "missing_required_parameter")
+    given = repr(first["input"])
+    shown = given if len(given) <= MAX_SHOWN else given[:MAX_SHOWN] + "..."
+    return invalid(path or None, f"{path or 'the body'} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}")
+
+
+def _refuse_unserved(request: SamplingFields) -> None:
+    for name, harmless in NO.items():
+        if getattr(request, name) not in harmless:
+            raise ApiError(400, f"{name} is not supported by this server", name, "unsupported_parameter")
+    if request.response_format is not None and request.response_format.type != "text":
+        message = f"response_format is {request.response_format.type!r}; only 'text' is supported by this server"
+        raise ApiError(400, message, "response_format", "unsupported_parameter")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "stream_options needs stream to be true")
