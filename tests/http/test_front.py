@@ -39,12 +39,12 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
             "not supported",
         ),
         ("chat/completions", {"messages": [{"role": "user"}], "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
-        ("chat/completions", {"messages": [{"role": "user"}], "guided_json": {}}, "guided_json", "not supported"),
+        ("chat/completions", {"messages": [{"role": "a"}], "response_format": {"type": "x"}}, None, "response_format"),
         (
             "chat/completions",
-            {"messages": [{"role": "a"}], "response_format": {"type": "x"}},
-            "response_format",
-            "text",
+            {"messages": [{"role": "a"}], "response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "needs a json_schema",
         ),
     ],
 )

@@ -1,12 +1,16 @@
 """OpenAI's own client is satisfied: answers, streams, log-probabilities, and the errors that it has classes for."""
 
 import asyncio
+import json
 import math
+import re
 from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 from tests.http.conftest import KEY, Front
 
@@ -175,3 +179,54 @@ def test_no_number_is_infinite(client: OpenAI) -> None:
     )
     assert answer.choices[0].logprobs is not None
     assert all(map(math.isfinite, answer.choices[0].logprobs.token_logprobs or []))
+
+
+class Horse(BaseModel):
+    """What a model is to fill in."""
+
+    color: Literal["white", "red", "black"]
+    age: Annotated[int, Field(ge=0, le=40)]
+    tame: bool
+
+
+def test_structured_output_is_parsed(client: OpenAI) -> None:
+    """A small model that knows no JSON can't but write it."""
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=[{"role": "user", "content": "A horse"}], response_format=Horse, max_tokens=300, seed=1
+    )
+    horse = answer.choices[0].message.parsed
+    assert isinstance(horse, Horse)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_several_outputs_have_their_shape_each(client: OpenAI) -> None:
+    """By choice, by expression and by grammar; streamed or not."""
+    asked = {"model": MODEL, "prompt": "Is it so?", "n": 3, "max_tokens": 20, "temperature": 1, "seed": 3}
+    for body in (
+        {"structured_outputs": {"choice": ["yea", "nay"]}},
+        {"guided_regex": "yea|nay"},
+        {"structured_outputs": {"grammar": 'start: "yea" | "nay"'}},
+    ):
+        whole = client.completions.create(**asked, extra_body=body)  # type: ignore[call-overload]
+        assert {choice.text for choice in whole.choices} <= {"yea", "nay"}
+        assert {choice.finish_reason for choice in whole.choices} == {"stop"}
+    any_object = client.completions.create(
+        model=MODEL, prompt="x", max_tokens=900, seed=2, extra_body={"response_format": {"type": "json_object"}}
+    )
+    if any_object.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(any_object.choices[0].text), dict)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"guided_regex": "(["}, "the regex can't be used"),
+        ({"guided_regex": "a", "guided_json": {}}, "both say"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos can't be used with a guide"),
+        ({"guided_regex": "a", "min_tokens": 2}, "min_tokens can't be used with a guide"),
+        ({"guided_choice": []}, "choice is empty"),
+    ],
+)
+def test_a_shape_that_is_none_is_refused(client: OpenAI, body: dict[str, Any], words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=re.escape(words)):
+        client.completions.create(model=MODEL, prompt="x", max_tokens=9, extra_body=body)

@@ -20,7 +20,7 @@ from pannier.client.errors import (
     Unreachable,
 )
 from pannier.client.params import Options, Params, Prompt, Turn
-from pannier.wire.messages import ChatMessage, Delta, TokenLogprob, TopLogprob, Usage
+from pannier.wire.messages import ChatMessage, Delta, Guide, GuideKind, TokenLogprob, TopLogprob, Usage
 
 __all__ = [
     "DEFAULT_ENDPOINT",
@@ -33,6 +33,8 @@ __all__ = [
     "Completion",
     "CompletionOutput",
     "Delta",
+    "Guide",
+    "GuideKind",
     "Options",
     "Params",
     "Prompt",

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypedDict
 import msgspec
 
 from pannier.client.line import new_request
-from pannier.wire.messages import ChatMessage, Generate, SamplingParams, Tokenize
+from pannier.wire.messages import ChatMessage, Generate, Guide, SamplingParams, Tokenize
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
@@ -39,6 +39,7 @@ class Params(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     include_stop: bool
     ignore_eos: bool
+    guide: Guide | None
 
 
 class Options(Params, total=False):

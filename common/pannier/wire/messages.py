@@ -15,7 +15,7 @@ call        attention call of the model, from 0 in graph order
 ==========  ===========================================================================================
 """
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -641,6 +641,22 @@ class ChatMessage(Record, frozen=True):
     content: str
 
 
+class GuideKind(StrEnum):
+    """How the shape of an output is said."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    """Lark's notation."""
+
+
+class Guide(Record, frozen=True):
+    """What an output must look like."""
+
+    kind: GuideKind
+    text: str
+
+
 class SamplingParams(Record, frozen=True):
     """How tokens are drawn and when to stop. The gateway checks the ranges, so that its answer can name them."""
 
@@ -672,6 +688,8 @@ class SamplingParams(Record, frozen=True):
     include_stop: bool = False
     """Whether the stop string is part of the text."""
     ignore_eos: bool = False
+    guide: Guide | None = None
+    """What each output must look like; None: anything."""
 
 
 class Generate(Message, frozen=True):

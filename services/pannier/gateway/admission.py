@@ -8,11 +8,12 @@ from math import inf
 
 from pannier.gateway.allowed_tokens import AllowedTokens
 from pannier.gateway.bad_words import spell
+from pannier.gateway.guides import Guides
 from pannier.gateway.legal_params import SEED_BITS, check_options, check_params, check_tokens, require
 from pannier.gateway.output_text import OutputText
 from pannier.gateway.text import Text
-from pannier.scheduler import Rejected, Request
-from pannier.wire.messages import Filters, Generate, Penalties, SamplerRules, SamplingParams
+from pannier.scheduler import Constraint, Rejected, Request
+from pannier.wire.messages import Filters, Generate, Guide, Penalties, SamplerRules, SamplingParams
 
 LOWEST_TEMPERATURE = 0.01
 """Logits divided by less may be no numbers any more; the best token is certain long before that."""
@@ -38,6 +39,8 @@ class Admission:
     """Tokens of prompt and output together."""
     max_sequences: int
     """Sequences that run at once."""
+    guides: Guides | None = None
+    """None: a model without tokenizer, or without a token that ends a text."""
 
     def read(self, message: Generate) -> tuple[int, ...]:
         """Check the request and return the tokens of its prompt. From any thread: a long text takes its time.
@@ -54,6 +57,8 @@ class Admission:
         )
         if self.text is None:
             self._refuse_text(message.params)
+        if message.params.guide is not None:
+            self._check_guide(message.params, message.params.guide)
         field, prompt = self._read_prompt(message)
         self._check_prompt(field, prompt)
         return prompt
@@ -122,7 +127,10 @@ class Admission:
             check_tokens("bad_words", tokens, self.vocab_size)
         return sequences
 
-    def _constraint(self, params: SamplingParams) -> AllowedTokens | None:
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        if params.guide is not None:
+            assert self.guides is not None, "read refuses them without a tokenizer"
+            return self.guides.compile(params.guide)
         return None if params.allowed_tokens is None else AllowedTokens(params.allowed_tokens, self.vocab_size)
 
     def _output(self, params: SamplingParams, prompt: tuple[int, ...]) -> OutputText:
@@ -165,6 +173,21 @@ class Admission:
             f"at most {self.max_model_len - 1} leave room for an answer",
         )
         check_tokens(field, (min(prompt), max(prompt)), self.vocab_size)
+
+    def _check_guide(self, params: SamplingParams, guide: Guide) -> None:
+        """That it compiles; and that nothing else may forbid the only token that it allows."""
+        if self.guides is None:
+            reason = f"model {self.model!r} has no tokenizer with an end token, so its text can't be guided"
+            raise Rejected("invalid", "guide", reason)
+        others = {
+            "allowed_tokens": params.allowed_tokens is not None,
+            "bad_words": bool(params.bad_words),
+            "min_tokens": params.min_tokens > 0,
+            "ignore_eos": params.ignore_eos,
+        }
+        for name, is_given in others.items():
+            require(not is_given, name, f"{name} can't be used with a guide, which says itself what may come and end")
+        self.guides.compile(guide)
 
     def _check_choice(self, allowed: tuple[int, ...] | None, rules: SamplerRules) -> None:
         """Whatever came before, a token must be left that can be drawn: a step fails with all that are in it."""

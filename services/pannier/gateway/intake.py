@@ -94,5 +94,7 @@ def _read(engine: Engine, message: Generate) -> tuple[int, ...] | Rejected:
 
 
 def _is_long(message: Generate) -> bool:
+    if message.params.guide is not None:
+        return True  # compiling it may take a while
     turns = sum(len(turn.content) for turn in message.messages or ())
     return len(message.prompt or "") + turns > LONG_CHARACTERS

@@ -14,6 +14,7 @@ from pannier.gateway.admission import Admission
 from pannier.gateway.engine import Engine
 from pannier.gateway.entries import ComputeEntry, Session, Standing
 from pannier.gateway.fleet import Fleet, FleetConfig
+from pannier.gateway.guides import Guides
 from pannier.gateway.intake import Intake
 from pannier.gateway.patience import Patience
 from pannier.gateway.sessions import Sessions
@@ -396,11 +397,18 @@ class GatewayService:
             token_bytes=self.fleet.config.token_bytes(facts),
             namespace=f"{facts.digest} {facts.dtype} {config.kv_dtype}",
         )
+        text = self._text
         admission = Admission(
             model=config.served_model_name or facts.model,
-            text=self._text,
+            text=text,
             vocab_size=facts.vocab_size,
             max_model_len=max_model_len,
             max_sequences=config.max_sequences,
+            guides=_guides(text, facts.vocab_size),
         )
         return Engine(Scheduler(limits), self.fleet, admission, self._tell, self._send_client)
+
+
+def _guides(text: Text | None, vocab_size: int) -> Guides | None:
+    end_tokens = [] if text is None else sorted(token for token in text.eos_tokens if token < vocab_size)
+    return Guides(text, vocab_size, end_tokens) if text is not None and end_tokens else None

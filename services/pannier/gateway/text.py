@@ -80,6 +80,17 @@ class Text:
         """The text of a whole output; special and end tokens have none."""
         return self._pieces.decode([token for token in tokens if self._pieces.has_text(token)])
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the tokenizer; a model may have more, or fewer."""
+        size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        return size
+
+    def to_json(self) -> str:
+        """The tokenizer as tokenizer.json has it."""
+        text: str = self._backend.to_str()
+        return text
+
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for, which may be a part of a character; a special one's name."""
         return self._pieces.piece(token)

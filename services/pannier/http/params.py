@@ -4,6 +4,7 @@ from typing import Any
 
 from pannier.client import Options
 from pannier.http.errors import invalid
+from pannier.http.guides import guide_of
 from pannier.http.requests import ChatRequest, CompletionRequest, SamplingFields
 
 COMPLETION_TOKENS = 16
@@ -47,6 +48,7 @@ def _options(request: SamplingFields) -> Options:
     given |= {ours: getattr(request, theirs) for theirs, ours in _RENAMED.items()}
     given["top_k"] = 0 if request.top_k == -1 else request.top_k
     given["logit_bias"] = _bias(request.logit_bias)
+    given["guide"] = guide_of(request)
     options: Any = {name: value for name, value in given.items() if value is not None}
     result: Options = options
     return result

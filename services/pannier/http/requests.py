@@ -27,11 +27,30 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool = False
 
 
+class JsonSchema(_Strict):
+    """A schema with OpenAI's fields around it."""
+
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(_Strict):
     """What shape the text has."""
 
-    type: str = "text"
-    json_schema: dict[str, Any] | None = None
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Strict):
+    """The same as vLLM says it; one of them."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class _Harmless(_Strict):
@@ -68,11 +87,6 @@ class _Unserved(_Strict):
     skip_special_tokens: Any = None
     logits_processors: Any = None
     prompt_embeds: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
     chat_template: Any = None
     chat_template_kwargs: Any = None
     continue_final_message: Any = None
@@ -111,6 +125,11 @@ class SamplingFields(_Harmless, _Unserved):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # vLLM's
     top_k: int | None = None
     min_p: float | None = None
@@ -214,8 +233,5 @@ def _refuse_unserved(request: SamplingFields) -> None:
     for name, harmless in NO.items():
         if getattr(request, name) not in harmless:
             raise ApiError(400, f"{name} is not supported by this server", name, "unsupported_parameter")
-    if request.response_format is not None and request.response_format.type != "text":
-        message = f"response_format is {request.response_format.type!r}; only 'text' is supported by this server"
-        raise ApiError(400, message, "response_format", "unsupported_parameter")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")

@@ -1,0 +1,116 @@
+"""Guides: whatever is drawn among the allowed tokens, the text has the shape that was asked for, and ends."""
+
+import json
+import re
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from pannier.gateway.guides import MAX_CHARACTERS, Guides
+from pannier.gateway.text import Text
+from pannier.scheduler import Constraint, Rejected
+from pannier.scheduler.blocks import Ints
+from pannier.wire.messages import Guide, GuideKind
+
+pytestmark = pytest.mark.timeout(60)
+EMBEDDED = Path(__file__).parents[2] / "common/pannier/models/embedded"
+VOCABULARY = 3100
+"""Larger than the tokenizer's, as of models whose sizes are rounded up."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["ox", "ass"]}},
+    "required": ["age", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def text() -> Text:
+    return Text.load(EMBEDDED)
+
+
+@pytest.fixture(scope="module")
+def guides(text: Text) -> Guides:
+    return Guides(text, VOCABULARY, sorted(text.eos_tokens))
+
+
+def drawn(constraint: Constraint, end_tokens: frozenset[int], chance: Random, most: int = 200) -> Ints:
+    """Any tokens that are allowed, up to the end."""
+    tokens = array("i")
+    while len(tokens) < most:
+        mask = constraint.allowed(tokens)
+        assert len(mask) == 4 * -(-VOCABULARY // 32)
+        allowed = [token for token in range(VOCABULARY) if mask[token // 8] >> token % 8 & 1]
+        token = chance.choice(allowed)
+        if token in end_tokens:
+            return tokens
+        tokens.append(token)
+    raise AssertionError("it has no end")
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_any_allowed_draws_are_json_of_the_schema(guides: Guides, text: Text, seed: int) -> None:
+    constraint = guides.compile(Guide(GuideKind.JSON_SCHEMA, json.dumps(SCHEMA)))
+    found = json.loads(text.decode(drawn(constraint, text.eos_tokens, Random(seed), most=2000)))
+    assert set(found) == {"age", "kind"}
+    assert 0 <= found["age"] <= 99
+    assert found["kind"] in ("ox", "ass")
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide"),
+    [(GuideKind.REGEX, "(yes|no), [0-9]{2}"), (GuideKind.GRAMMAR, 'start: ("yes" | "no") ", " /[0-9]{2}/')],
+)
+def test_any_allowed_draws_match_the_expression(guides: Guides, text: Text, kind: GuideKind, guide: str) -> None:
+    for seed in range(20):
+        constraint = guides.compile(Guide(kind, guide))
+        found = text.decode(drawn(constraint, text.eos_tokens, Random(seed)))
+        assert re.fullmatch("(yes|no), [0-9]{2}", found)
+
+
+def test_outputs_of_one_request_are_followed_apart_and_again(guides: Guides, text: Text) -> None:
+    """In turns, from a fork on, and once more from the beginning, as after a preemption."""
+    constraint = guides.compile(Guide(GuideKind.REGEX, "(yes|no), [0-9]{2}"))
+    outputs = [array("i", text.encode_bare(each)) for each in ("yes, 12", "no, 34")]
+    for length in range(1, 4):
+        for output in outputs:
+            fresh = guides.compile(Guide(GuideKind.REGEX, "(yes|no), [0-9]{2}"))
+            assert constraint.allowed(output[:length]) == fresh.allowed(output[:length])
+    fresh = guides.compile(Guide(GuideKind.REGEX, "(yes|no), [0-9]{2}"))
+    assert constraint.allowed(outputs[0][:1]) == fresh.allowed(outputs[0][:1])
+
+
+@pytest.mark.parametrize(
+    ("guide", "reason"),
+    [
+        (Guide(GuideKind.JSON_SCHEMA, "["), "the json schema can't be used"),
+        (Guide(GuideKind.JSON_SCHEMA, '{"type": "nope"}'), "Invalid type: nope"),
+        (Guide(GuideKind.REGEX, "(["), "the regex can't be used"),
+        (Guide(GuideKind.GRAMMAR, "start: other"), "the grammar can't be used"),
+        (Guide(GuideKind.REGEX, "a" * (MAX_CHARACTERS + 1)), f"at most {MAX_CHARACTERS} are allowed"),
+    ],
+)
+def test_a_guide_that_is_none_is_refused_with_the_reason(guides: Guides, guide: Guide, reason: str) -> None:
+    with pytest.raises(Rejected, match=re.escape(reason)) as refused:
+        guides.compile(guide)
+    assert refused.value.param == "guide"
+
+
+WriteModel = Callable[..., Path]
+
+
+def test_a_dead_end_is_an_end(write_model: WriteModel, tokenizers: dict[str, Tokenizer]) -> None:
+    """No token spells what must come: the text ends there, and no step fails for it."""
+    text = Text.load(write_model(tokenizers["byte-level"]))
+    end = sorted(text.eos_tokens)
+    constraint = Guides(text, 400, end).compile(Guide(GuideKind.REGEX, "ab"))
+    wrong = array("i", text.encode_bare("x"))
+    mask = constraint.allowed(wrong)
+    assert [token for token in range(400) if mask[token // 8] >> token % 8 & 1] == end
