@@ -15,7 +15,9 @@ from .rig import (
     LIFE,
     UNEVEN,
     WHOLE,
+    Frame,
     Hand,
+    MadeStep,
     Rows,
     Stored,
     answers_of,
@@ -79,16 +81,29 @@ def test_log_sum_exps_only_of_the_rows_that_need_them(lse_from: int) -> None:
     assert_answers([feed(core, step.frames)], step.answers, lse_from)
 
 
+def narrowed(*steps: MadeStep) -> list[Frame]:
+    """Frames whose q, k and v are in bfloat16."""
+    return [
+        (message, [t.bfloat16() if t.is_floating_point() else t for t in tensors])
+        for step in steps
+        for message, tensors in step.frames
+    ]
+
+
 def test_answers_in_the_wire_dtype() -> None:
     """Outputs travel in the wire dtype, log-sum-exps in fp32, whatever the cache stores."""
     core, hand, sequence = make_core(wire_dtype=Dtype.BFLOAT16), Hand(), Stored([0, 1])
-    narrow = [
-        (message, [t.bfloat16() if t.is_floating_point() else t for t in tensors])
-        for step in (hand.only(0, [chunk(sequence, 3)]), hand.only(1, [decode(sequence)]))
-        for message, tensors in step.frames
-    ]
-    answers = answers_of(feed(core, narrow))
+    steps = hand.only(0, [chunk(sequence, 3)]), hand.only(1, [decode(sequence)])
+    answers = answers_of(feed(core, narrowed(*steps)))
     assert {(o.dtype, lse.dtype) for o, lse in answers.values()} == {(torch.bfloat16, torch.float32)}
+
+
+@pytest.mark.parametrize(("kv_dtype", "converted"), [(Dtype.BFLOAT16, 0), (Dtype.FLOAT32, len(CALLS))])
+def test_what_is_stored_in_another_type_is_counted(kv_dtype: Dtype, converted: int) -> None:
+    """Once for each piece that comes."""
+    core = make_core(wire_dtype=Dtype.BFLOAT16, kv_dtype=kv_dtype)
+    feed(core, narrowed(Hand().only(0, [chunk(Stored([0, 1]), 3)])))
+    assert core.counters["converted_pieces"] == converted
 
 
 @pytest.mark.parametrize("stored", [(6, 4), (9, 1), (2, 8)])

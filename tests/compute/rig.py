@@ -89,11 +89,19 @@ class Stack:
     """Groups of attention cores, each group's shards uneven, and one compute core."""
 
     def __init__(
-        self, model: SlicedModel, *, shards: Sequence[int] = (1,), lanes: int = 2, wrap: WrapLink = lambda link: link
+        self,
+        model: SlicedModel,
+        *,
+        shards: Sequence[int] = (1,),
+        lanes: int = 2,
+        wrap: WrapLink = lambda link: link,
+        dtype: Dtype = Dtype.FLOAT32,
     ) -> None:
+        """`dtype` is that of blocks and links."""
         self.replies: list[WorkerToGatewayData] = []
         self.attention: dict[str, AttentionCore] = {}
         self.wrap = wrap
+        self._dtype = dtype
         self.core = self.make_core(model, lanes)
         self._steps = itertools.count(1)
         calls = tuple(
@@ -101,7 +109,7 @@ class Stack:
         )
         groups = tuple(self._group(number, count, calls) for number, count in enumerate(shards))
         self.session = 1
-        self.core.obey(m.ComputeAssign(LIFE, 1, groups, 512, BLOCK_SIZE), [])
+        self.core.obey(m.ComputeAssign(LIFE, 1, groups, 512, BLOCK_SIZE, wire_dtype=dtype), [])
         self.take(m.Ready)
 
     def _group(self, group: int, shards: int, calls: tuple[m.CallGeometry, ...]) -> m.GroupAddress:
@@ -111,9 +119,7 @@ class Stack:
             heads = tuple(of_call[shard] for of_call in ranges)
             core = self.attention[f"a{group}.{shard}"] = AttentionCore(torch.device("cpu"))
             core.assign(
-                m.AttentionAssign(
-                    LIFE, group, shard, calls, heads, NUM_BLOCKS, BLOCK_SIZE, Dtype.FLOAT32, Dtype.FLOAT32
-                )
+                m.AttentionAssign(LIFE, group, shard, calls, heads, NUM_BLOCKS, BLOCK_SIZE, self._dtype, self._dtype)
             )
             addresses.append(m.ShardAddress(f"a{group}.{shard}", "", heads))
         return m.GroupAddress(group, tuple(addresses))

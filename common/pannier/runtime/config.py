@@ -50,6 +50,9 @@ EmulatedTime: TypeAlias = Annotated[
 Endpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
 Device: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(cpu|cuda:\d+)$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+DtypeNames: TypeAlias = Annotated[
+    tuple[Literal["float32", "bfloat16", "float16"], ...], BeforeValidator(_listed), Field(min_length=1)
+]
 HeadsSplit: TypeAlias = Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed)]
 
 
@@ -224,6 +227,8 @@ class AttentionConfig(RoleConfig):
     """How fast attention is beside what it really is here, at most 1: every call waits until it has taken so long."""
     emulate_attention: EmulatedTime | None = None
     """The calls of a lane-step wait until they have taken at least so long together."""
+    emulate_dtypes: DtypeNames | None = None
+    """As if the device computed, beside float32, only these natively: "float16" is one without bfloat16."""
 
 
 class HttpConfig(RoleConfig):

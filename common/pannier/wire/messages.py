@@ -87,6 +87,7 @@ class ComputeFacts(Record, frozen=True):
     device: str
     dtype: str
     wire_dtype: Dtype
+    """The same: links carry it where attention workers compute it too."""
     lanes: int
     calls: tuple[CallGeometry, ...]
     vocab_size: int
@@ -108,6 +109,7 @@ class AttentionFacts(Record, frozen=True):
     bandwidth: float
     """Measured read bandwidth in bytes per second."""
     dtypes: tuple[Dtype, ...]
+    """What it computes without converting it first."""
     endpoint: str
     door: str = ""
     tcp: str = ""
@@ -211,6 +213,8 @@ class ComputeAssign(Message, frozen=True):
     max_batch_tokens: int
     block_size: int
     next_stage: StageAddress | None = None
+    wire_dtype: Dtype | None = None
+    """Of q, k, v and answers on all links; None: its own."""
 
 
 class Ready(Message, frozen=True):

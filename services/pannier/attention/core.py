@@ -154,11 +154,13 @@ class AttentionCore:
             raise WireError(f"call {piece.call}: a piece has k and v, a request q before them, not shapes {shapes}")
         *queries, k, v = tensors
         running.store(piece.call, piece.first_stored_row, k, v)
+        assert self.shard is not None
+        if self.shard.converts:
+            self.counters["converted_pieces"] += 1
         if not queries:
             return m.PieceWritten(piece.life, piece.session, piece.step, piece.lane, piece.call), []
         answer, seconds = running.attend(piece.call, queries[0], piece.lse_from)
         if self._pace is not None:
-            assert self.shard is not None
             seconds = self._pace.stretch(seconds, len(queries[0]), len(self.shard.assign.calls))
         return m.Answer(piece.life, piece.session, piece.step, piece.lane, piece.call, seconds, ()), answer
 

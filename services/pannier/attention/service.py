@@ -1,5 +1,7 @@
 """An attention worker as a process."""
 
+from collections.abc import Sequence
+
 import structlog
 import torch
 
@@ -11,6 +13,7 @@ from pannier.runtime.config import AttentionConfig
 from pannier.runtime.machine import kv_memory, native_dtypes, open_device, read_bandwidth
 from pannier.runtime.service import in_thread, run_service
 from pannier.runtime.worker_service import DataContext, Facts, Worker, WorkerService
+from pannier.wire import Dtype
 from pannier.wire import messages as m
 
 log = structlog.get_logger()
@@ -47,7 +50,9 @@ class AttentionService(WorkerService):
             self.sockets.links,
         )
         try:
-            facts = await in_thread(attention_facts, device, config.memory, worker.endpoint, worker.door, pace)
+            facts = await in_thread(
+                attention_facts, device, config.memory, worker.endpoint, worker.door, pace, config.emulate_dtypes
+            )
         except BaseException:
             worker.close()  # a context doesn't end before its sockets
             raise
@@ -55,20 +60,39 @@ class AttentionService(WorkerService):
 
 
 def attention_facts(
-    device: torch.device, memory: int | None, endpoint: str, door: str = "", pace: Pace | None = None
+    device: torch.device,
+    memory: int | None,
+    endpoint: str,
+    door: str = "",
+    pace: Pace | None = None,
+    only: Sequence[str] | None = None,
 ) -> m.AttentionFacts:
-    """What a worker on this device brings; `memory` None is a share of what is free. Raises `DeviceError`."""
+    """What a worker on this device brings; `memory` None is a share of what is free. Raises `DeviceError`.
+
+    With `only` it computes these of its dtypes natively, and float32.
+    """
     _log_kernels(device)
-    if pace is not None:
-        log.warning("the device is emulated: no figure is its own", emulated=str(pace))
+    slower = "" if pace is None else str(pace)
+    fewer = "" if only is None else f"natively {', '.join(only)}"
+    emulated = ", ".join(filter(None, (slower, fewer)))
+    if emulated:
+        log.warning("the device is emulated: no figure is its own", emulated=emulated)
     return m.AttentionFacts(
-        device=str(device) if pace is None else f"{device} (emulated: {pace})",
+        device=f"{device} (emulated: {emulated})" if emulated else str(device),
         memory_bytes=kv_memory(device, memory),
         bandwidth=read_bandwidth(device) * (1.0 if pace is None else pace.rate),
-        dtypes=native_dtypes(device),
+        dtypes=tuple(d for d in kv_dtypes(device) if only is None or d.name.lower() in ("float32", *only)),
         endpoint=endpoint,
         door=door,
     )
+
+
+def kv_dtypes(device: torch.device) -> tuple[Dtype, ...]:
+    """Element types of K and V that the operator reads as fast as memory gives them; arithmetic is in float32."""
+    isa = cpu_isa().name if device.type == "cpu" else None
+    if isa is None:
+        return native_dtypes(device)
+    return (Dtype.FLOAT32, Dtype.BFLOAT16, *[Dtype.FLOAT16] * (isa != "generic"))  # which widens halves bit by bit
 
 
 def _log_kernels(device: torch.device) -> None:

@@ -22,6 +22,8 @@ class Shard:
         self.assign = assign
         self.device = device
         self.wire_dtype = TORCH_DTYPES[assign.wire_dtype]
+        self.converts = assign.kv_dtype is not assign.wire_dtype
+        """Whether what comes is stored in another type, and met by q in it."""
         self.scratch = Scratch()
         shapes = [
             CallShape(heads.stop - heads.start, call.k_size, call.v_size)

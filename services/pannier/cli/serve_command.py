@@ -38,7 +38,9 @@ def serve(
     flows: Annotated[int | None, typer.Option(help="Connections per link that goes over sockets [default: 1].")] = None,
     lanes: Annotated[int | None, typer.Option(help="Micro-batches in flight per compute worker [default: 2].")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="Of the KV cache; auto is the model's.")] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Of the KV cache; auto is the model's, where attention computes it.")
+    ] = None,
     heads_split: Annotated[str | None, typer.Option(metavar="N,N,...", help="KV heads per attention worker.")] = None,
     attention_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For KV blocks, per attention worker, as in 2GiB.")

@@ -16,10 +16,12 @@ from pannier.compute.sampling import CannotDraw, SamplerStates
 from pannier.compute.share import ShardFailed, Share
 from pannier.compute.step_clock import Span, StepClock
 from pannier.compute.step_run import Inputs, Outcome, PassOn, StepRun
+from pannier.compute.wire_dtype import WireDtype
 from pannier.net.errors import PeerGone
 from pannier.slicer import WHOLE, SlicedModel, Stage
 from pannier.wire import AttentionToCompute, StageToStage, WireError, WorkerToGatewayData
 from pannier.wire import messages as m
+from pannier.wire.tensors import TORCH_DTYPES
 
 ConnectLink = Callable[[m.ShardAddress], Link]
 Reply = Callable[[WorkerToGatewayData], None]
@@ -103,6 +105,7 @@ class ComputeCore:
         self._connect = connect
         self._reply = reply
         self._groups: dict[int, m.GroupAddress] = {}
+        self.wire_dtype = WireDtype(model.dtype, model.dtype, self.counters)
         self._life = self._session = 0
 
     def obey(self, message: m.ComputeAssign | m.NewSession | m.Step | m.AbortStep, tensors: Tensors) -> None:
@@ -199,6 +202,8 @@ class ComputeCore:
         self._life = assign.life
         self.close()
         self._groups = {group.group: group for group in assign.groups}
+        if assign.wire_dtype is not None:
+            self.wire_dtype = WireDtype(self._model.dtype, TORCH_DTYPES[assign.wire_dtype], self.counters)
         shards = [shard for group in assign.groups for shard in group.shards]
         self.links = {shard.name: self._connect(shard) for shard in shards}
         self._start_session(assign.session)
@@ -230,7 +235,9 @@ class ComputeCore:
             self._give_up(lane, step, str(error))
             return
         clock = StepClock(step.lane, step.step, time.perf_counter(), self._record)
-        lane.run = StepRun(self._model, step, inputs, groups, clock, self._stage, self._pass_on, self._device)
+        lane.run = StepRun(
+            self._model, step, inputs, groups, self.wire_dtype, clock, self._stage, self._pass_on, self._device
+        )
         lane.run.given, lane.awake = lane.given.pop(step.step, None), True
         lane.given = {number: given for number, given in lane.given.items() if number > step.step}
 

@@ -14,6 +14,7 @@ from pannier.compute.sampling import State, draw, report_drawn
 from pannier.compute.scores import score
 from pannier.compute.share import Share
 from pannier.compute.step_clock import StepClock
+from pannier.compute.wire_dtype import WireDtype
 from pannier.ops.chunk_attention import chunk_attention
 from pannier.ops.merge_partials import merge_partials, merge_sinks
 from pannier.slicer import WHOLE, Attend, SlicedModel, Stage
@@ -65,6 +66,7 @@ class StepRun:
         step: m.Step,
         inputs: Inputs,
         groups: Sequence[tuple[GroupRows, list[Share]]],
+        wire_dtype: WireDtype,
         clock: StepClock,
         stage: Stage = WHOLE,
         pass_on: PassOn | None = None,
@@ -83,6 +85,7 @@ class StepRun:
         self._model = model
         self._inputs = inputs
         self._groups = groups
+        self._wire_dtype = wire_dtype
         self._chunks = chunk_lengths(step.segments)
         self._first_chunk_row = len(inputs.token_ids) - sum(self._chunks)
         span = model.span
@@ -102,6 +105,7 @@ class StepRun:
         for share in self.shares.values():
             share.end()  # all pieces are sent: while they are written, tokens are drawn or the next stage goes on
         outcome = self._outcome(values) if self._stage.is_last else self._hand_over(values)
+        self._wire_dtype.settle()
         yield from self._emulate_slice()
         while not all(share.written for share in self.shares.values()):
             yield
@@ -180,18 +184,19 @@ class StepRun:
     def _attend(self, ask: Attend) -> Generator[None, None, torch.Tensor]:
         """Attention output [T, H, Dv] of one call: the chunks' own part here, the rest from the workers."""
         call, sinks = ask.call.index, self._model.sinks(ask.call)
+        q, k, v = self._wire_dtype.sent(ask.q, ask.k, ask.v)
         for rows, shares in self._groups:
             for share in shares:
-                share.request(call, ask.q, ask.k, ask.v, 0 if sinks is not None else rows.num_alone)
+                share.request(call, q, k, v, 0 if sinks is not None else rows.num_alone)
         own = self._attend_inside_chunks(ask)
         for share in self.shares.values():
-            yield from share.ship(call, ask.k, ask.v)
+            yield from share.ship(call, k, v)
         while any(share.waiting for share in self.shares.values()):
             yield
         self._note_wait()
         answers = [(rows, *_join_heads(shares)) for rows, shares in self._groups if rows.num_queries]
         if own is None and sinks is None and len(answers) == 1 and not self._chunks:
-            return answers[0][1].to(self._model.device)
+            return self._wire_dtype.received(answers[0][1], self._model.device, self._model.dtype)
         if own is not None and sinks is None and not answers and self._first_chunk_row == 0:
             return own[0].to(self._model.dtype)
         return self._merge(ask, own, answers, sinks)
@@ -240,7 +245,7 @@ class StepRun:
         for rows, answer, answer_lse in answers:
             # Rows without a log-sum-exp have no other part: any finite weight makes the answer their whole.
             alone = answer_lse.new_zeros(len(answer) - len(answer_lse), num_heads)
-            part = (answer.to(o.device, o.dtype), torch.cat([alone, answer_lse]).to(o.device))
+            part = (self._wire_dtype.received(answer, o.device, o.dtype), torch.cat([alone, answer_lse]).to(o.device))
             o[rows.queries], lse[rows.queries] = merge_partials(o[rows.queries], lse[rows.queries], *part)
         if sinks is not None:
             o, lse = merge_sinks(o, lse, sinks)

@@ -229,10 +229,8 @@ class ComputeWorker:
             raise CannotShare("link is set to zmq")
         if not address.door:
             raise CannotShare(f"{address.name} offers no shared memory")
-        model = self._model
-        sizes = layout(
-            self._assign, address.heads, model.calls, model.dtype.itemsize, model.max_model_len, self._num_lanes
-        )
+        model, itemsize = self._model, self.core.wire_dtype.itemsize
+        sizes = layout(self._assign, address.heads, model.calls, itemsize, model.max_model_len, self._num_lanes)
         return ShmLink(self._waiting, self._name, address, sizes, self._traffic)
 
     def _dial(self, address: m.ShardAddress) -> Link:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from pannier.gateway.dtypes import Dtypes, choose_dtypes, lacking
 from pannier.gateway.entries import AttentionEntry, ComputeEntry, Session, Standing
 from pannier.runtime.errors import ConfigError, NotAccepted
 from pannier.scheduler import AttentionOffer, PlacementError, form_groups
@@ -24,18 +25,14 @@ class FleetConfig:
     attention_workers: int
     block_size: int
     kv_dtype: Dtype | None
-    """None: the wire dtype of the compute workers."""
+    """None: chosen from what the workers compute."""
     heads_split: tuple[int, ...] | None
     max_batch_tokens: int
 
-    def kv_dtype_for(self, facts: m.ComputeFacts) -> Dtype:
-        """What K and V of this model are stored in."""
-        return self.kv_dtype or facts.wire_dtype
-
     def token_bytes(self, facts: m.ComputeFacts) -> int:
-        """Bytes of one token's K and V over all calls and heads."""
+        """Bytes of one token's K and V over all calls and heads, as far as is known before attention workers are."""
         elements = sum(call.kv_heads * (call.k_size + call.v_size) for call in facts.calls)
-        return elements * self.kv_dtype_for(facts).itemsize
+        return elements * (self.kv_dtype or facts.wire_dtype).itemsize
 
 
 class Fleet:
@@ -46,6 +43,8 @@ class Fleet:
         self.compute: dict[str, ComputeEntry] = {}
         self.attention: dict[str, AttentionEntry] = {}
         self._next_lane = count()
+        self.dtypes: Dtypes | None = None
+        """Of all groups, from the first one on."""
         self.num_groups = 0
         """Groups formed so far; a number is never used again."""
 
@@ -58,6 +57,8 @@ class Fleet:
             self._check_model(hello.name, hello.compute)
         self._check_alone(hello)
         self._check_encryption(hello)
+        if hello.attention is not None:
+            self._check_dtypes(hello.name, hello.attention)
         if hello.compute is not None:
             lanes = [next(self._next_lane) for _ in range(hello.compute.lanes)]
             self.compute[hello.name] = ComputeEntry(hello, hello.compute, lanes[0])
@@ -82,6 +83,12 @@ class Fleet:
             raise NotAccepted(
                 f"{does.name} encrypts its links and {does_not.name} does not: give both the same keys and encrypt"
             )
+
+    def _check_dtypes(self, name: str, facts: m.AttentionFacts) -> None:
+        wanted = self.config.kv_dtype
+        needed = self.dtypes if self.dtypes is not None else () if wanted is None else (wanted,)
+        if (reason := lacking(name, facts, needed)) is not None:
+            raise NotAccepted(reason)
 
     def _check_model(self, name: str, facts: m.ComputeFacts) -> None:
         if facts.digest != self.config.digest:
@@ -173,7 +180,9 @@ class Fleet:
         in_groups = sum(entry.assign is not None for entry in self.attention.values())
         if facts is None or not free or len(free) < self.config.attention_workers - in_groups:
             return []
-        kv_dtype = self.config.kv_dtype_for(facts)
+        if self.dtypes is None:
+            native = set.intersection(*(set(entry.facts.dtypes) for entry in self.attention.values()))
+            self.dtypes = choose_dtypes(facts.wire_dtype, self.config.kv_dtype, native)
         offers = [AttentionOffer(name, e.facts.memory_bytes, e.facts.bandwidth) for name, e in free]
         split = self.config.heads_split
         try:
@@ -181,7 +190,7 @@ class Fleet:
                 offers,
                 facts.calls,
                 block_size=self.config.block_size,
-                itemsize=kv_dtype.itemsize,
+                itemsize=self.dtypes.kv.itemsize,
                 split=",".join(map(str, split)) if split else None,
             )
         except PlacementError as error:
@@ -198,8 +207,8 @@ class Fleet:
                     heads=shard.heads,
                     num_blocks=plan.num_blocks,
                     block_size=self.config.block_size,
-                    kv_dtype=kv_dtype,
-                    wire_dtype=facts.wire_dtype,
+                    kv_dtype=self.dtypes.kv,
+                    wire_dtype=self.dtypes.wire,
                 )
                 entry = self.attention[shard.worker]
                 entry.assign, entry.standing = assign, Standing.STARTING
@@ -227,6 +236,7 @@ class Fleet:
             max_batch_tokens=self.config.max_batch_tokens,
             block_size=self.config.block_size,
             next_stage=_next_stage(session, worker),
+            wire_dtype=None if self.dtypes is None else self.dtypes.wire,
         )
 
     def _address(self, group: int) -> m.GroupAddress:

@@ -52,6 +52,10 @@ class Sessions:
             log.error("no group", worker=name, reason=str(error))
             assigns = []
         for worker, assign in assigns:
+            log.info(
+                "group", number=assign.group, worker=worker, kv=assign.kv_dtype.name.lower(),
+                links=assign.wire_dtype.name.lower(),
+            )  # fmt: skip
             self._tell(worker, assign)
         self._start()
 

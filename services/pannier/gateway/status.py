@@ -28,7 +28,7 @@ def status(service: "GatewayService") -> dict[str, Any]:
         "lanes": _lanes(fleet, engine),
         "processes": [
             _gateway(service),
-            *(_compute(entry) for entry in fleet.compute.values()),
+            *(_compute(fleet, entry) for entry in fleet.compute.values()),
             *(_attention(fleet, entry, engine) for entry in fleet.attention.values()),
         ],
     }
@@ -106,7 +106,7 @@ def _worker(hello: m.Hello, standing: Standing, counters: dict[str, float]) -> d
     }
 
 
-def _compute(entry: ComputeEntry) -> dict[str, Any]:
+def _compute(fleet: Fleet, entry: ComputeEntry) -> dict[str, Any]:
     facts = entry.facts
     return {
         "role": "compute",
@@ -114,7 +114,7 @@ def _compute(entry: ComputeEntry) -> dict[str, Any]:
         "device": facts.device,
         "model": facts.model,
         "dtype": facts.dtype,
-        "wire_dtype": facts.wire_dtype.name.lower(),
+        "wire_dtype": (facts.wire_dtype if fleet.dtypes is None else fleet.dtypes.wire).name.lower(),
         "lanes": facts.lanes,
         "calls": len(facts.calls),
         "weight_bytes": facts.weight_bytes,
