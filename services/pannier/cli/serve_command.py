@@ -39,7 +39,7 @@ def serve(
     lanes: Annotated[int | None, typer.Option(help="Micro-batches in flight per compute worker [default: 2].")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="Of the KV cache; auto is the model's, where attention computes it.")
+        str | None, typer.Option(help="Of the KV cache; auto: the model's, if attention has it.")
     ] = None,
     heads_split: Annotated[str | None, typer.Option(metavar="N,N,...", help="KV heads per attention worker.")] = None,
     attention_memory: Annotated[
