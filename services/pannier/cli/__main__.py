@@ -13,6 +13,7 @@ from pannier.cli import (
     bench_link,
     bench_offline,
     bench_overlap,
+    bench_serve,
     keys,
     roles,
     serve_command,
@@ -45,6 +46,7 @@ bench = typer.Typer(no_args_is_help=True, help="Measure, side by side in one run
 bench.command()(bench_offline.offline)
 bench.command()(bench_link.link)
 bench.command()(bench_overlap.overlap)
+bench.command()(bench_serve.serve)
 app.add_typer(bench, name="bench")
 
 
