@@ -99,3 +99,13 @@ def test_an_address_that_cannot_be_had(context: zmq.asyncio.Context, tmp_path: P
     for path in (tmp_path / "missing" / "s", tmp_path / ("x" * 120)):
         with pytest.raises(NetError, match="can't listen on ipc"):
             bind(context, zmq.ROUTER, f"ipc://{path}")
+
+
+def test_silence_that_is_borne_is_a_setting(context: zmq.asyncio.Context) -> None:
+    """A connection that is dialled anew has lost what was under way; who has patience says so at both ends."""
+    patient = SocketOptions(silence_s=61.5)
+    bound, endpoint = bind(context, zmq.ROUTER, "tcp://127.0.0.1:0", patient)
+    dialled = connect(context, zmq.DEALER, endpoint, patient)
+    assert [socket.getsockopt(zmq.HEARTBEAT_TIMEOUT) for socket in (bound, dialled)] == [61_500, 61_500]
+    dialled.close()
+    close_bound(bound, endpoint)

@@ -31,6 +31,8 @@ class SocketOptions:
     """What the system may hold of a TCP connection, each way; 0: as much as it thinks fit."""
     curve: Curve | None = None
     """Keys; None: in the clear, with whoever is at the other end."""
+    silence_s: float = 10.0
+    """A connection on which nothing comes for so long has ended, and what was under way on it is lost."""
 
 
 def bind(
@@ -111,7 +113,7 @@ def _make(context: "zmq.Context[S]", kind: int, options: SocketOptions) -> S:
         socket.setsockopt(zmq.RCVBUF, options.buffer_bytes)
     socket.setsockopt(zmq.MAXMSGSIZE, options.max_bytes)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(options.silence_s * 1000))
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -18,6 +18,8 @@ from pannier.runtime.config import AttentionConfig, ComputeConfig, GatewayConfig
 MAX_CONTROL_BYTES = 16 << 20
 MAX_DATA_BYTES = 256 << 20
 MAX_LINK_BYTES = 4 << 30
+DATA_SILENCE_S = 60.0
+"""Of connections that carry steps and tensors, which nobody sends again: a gateway should have lost patience before."""
 
 
 class GatewaySockets(NamedTuple):
@@ -42,7 +44,7 @@ def gateway_sockets(config: GatewayConfig) -> GatewaySockets:
     queue, insecure = config.queue, config.insecure
     return GatewaySockets(
         SocketOptions(queue, MAX_CONTROL_BYTES, insecure, curve=workers),
-        SocketOptions(queue, MAX_DATA_BYTES, insecure, curve=workers),
+        SocketOptions(queue, MAX_DATA_BYTES, insecure, curve=workers, silence_s=DATA_SILENCE_S),
         SocketOptions(queue, MAX_CONTROL_BYTES, insecure, curve=clients),
     )
 
@@ -53,12 +55,13 @@ def worker_sockets(config: ComputeConfig | AttentionConfig) -> WorkerSockets:
     gateway, links = keys or (None, None)
     queue, insecure = config.queue, config.insecure
     return WorkerSockets(
-        SocketOptions(queue, MAX_LINK_BYTES, insecure, curve=gateway),
+        SocketOptions(queue, MAX_LINK_BYTES, insecure, curve=gateway, silence_s=DATA_SILENCE_S),
         # Who encrypts control only has said that the network of the links is private.
         SocketOptions(
             queue,
             MAX_LINK_BYTES,
             insecure or config.encrypt == "control",
             curve=links if config.encrypts_links else None,
+            silence_s=DATA_SILENCE_S,
         ),
     )
