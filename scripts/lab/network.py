@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 
 PREFIX = "pannier-lab"
 SWITCH, BRIDGE, CARD = "switch", "br0", "eth0"
-BURST_S, LEAST_BURST = 200e-6, 16 << 10
+BURST_S, LEAST_BURST = 200e-6, 4 << 10
 """What passes at once after a pause: as much as the rate brings in this time, but not less. With smaller bursts the
 kernel's timers are too coarse for the rate."""
 QUEUE = "50ms"

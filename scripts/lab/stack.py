@@ -22,7 +22,7 @@ Settings = Mapping[str, object]
 
 
 class StackEnded(Exception):
-    """Raised when a process of a stack has ended by itself; the text says which and why."""
+    """Raised when a process of a stack has ended by itself, or never came so far; the text says which and why."""
 
 
 class Stack:
@@ -78,17 +78,22 @@ class Stack:
 
     def client(self) -> Client:
         """A client of this stack."""
-        return Client(self.endpoint, connect_timeout_s=START_S, keys=self.keys)
+        return Client(self.endpoint, keys=self.keys)
 
-    def wait_until_ready(self, client: Client) -> dict[str, Any]:
-        """The status, once requests are served. Raises `StackEnded`."""
+    def wait_until_ready(self, client: Client) -> None:
+        """Until requests are served. Raises `StackEnded`."""
         deadline = time.monotonic() + START_S
-        while not (status := client.status())["ready"]:
+        while not self._is_ready(client):
             self.check()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the stack is not ready after {START_S:g} s: {status}")
+                raise StackEnded(f"the stack in {self.folder} is not ready after {START_S:g} s")
             time.sleep(0.1)
-        return status
+
+    def _is_ready(self, client: Client) -> bool:
+        try:
+            return bool(client.status()["ready"])
+        except ClientError:  # it is not there yet
+            return False
 
     def check(self) -> None:
         """Raises `StackEnded`."""
@@ -149,11 +154,7 @@ def running(
         for number in range(attention_workers):
             stack.attention(number, attention)
         with stack.client() as client:
-            try:
-                stack.wait_until_ready(client)
-            except ClientError:
-                stack.check()  # the cause, if a process has ended
-                raise
+            stack.wait_until_ready(client)
             yield client
     finally:
         stack.stop()

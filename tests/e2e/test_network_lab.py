@@ -25,8 +25,8 @@ from tests.e2e.models import VOCAB, logprobs_after, save_random_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 HOSTS = ("gateway", "compute", "attention-0", "attention-1")
-PROMPT, SHORT, LONG = 40, 16, 100
-"""Tokens. So slow is attention made here that a long completion takes seconds."""
+PROMPT, SHORT, MIDDLING, LONG = 40, 16, 50, 100
+"""Tokens. Attention is made so slow here that a long completion takes seconds."""
 REQUESTS = 3
 HEARTBEAT_S = 0.3
 PATIENCE_S = 40.0
@@ -128,7 +128,7 @@ def test_exact_tokens_where_one_packet_in_a_hundred_is_lost(lab: Lab) -> None:
     except NoLaboratory as error:
         pytest.skip(str(error))
     before = sum(map(lab.network.retransmitted, HOSTS))
-    lab.check(lab.start(SHORT), SHORT)
+    lab.check(lab.start(MIDDLING), MIDDLING)
     lab.network.lose(0.0)
     assert sum(map(lab.network.retransmitted, HOSTS)) > before
     lab.check_nothing_left()
