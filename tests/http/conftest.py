@@ -53,10 +53,11 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
             gateway=stack.endpoint, port=0, api_keys=("other", KEY), cors_origins=("https://a.example",)
         )
         stack.start(http_service.run, "http", config)
-        yield Front(_url(folder / "run" / "http.log"), stack, client)
+        yield Front(url_in(folder / "run" / "http.log"), stack, client)
 
 
-def _url(log: Path) -> str:
+def url_in(log: Path) -> str:
+    """Where a front says that it listens."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text()) if log.exists() else ""
