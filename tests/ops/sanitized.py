@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from pannier.ops import PagedBatch, PagedSegment, native
+from pannier.ops.chunk_attention import cpu as chunk_cpu
+from pannier.ops.chunk_attention import reference as chunk_reference
 from pannier.ops.paged_attention import cpu, cpu_plan, reference
 from pannier.ops.store_kv import cpu as store_cpu
 
@@ -26,7 +28,7 @@ def _segments(block_size: int) -> list[PagedSegment]:
     ]
 
 
-def check(
+def check_paged(
     built: native.Library, sizes: tuple[int, int], block_size: int, heads_per_kv: int, dtype: torch.dtype
 ) -> None:
     """Store into every slot, then attend; raises where the reference has something else."""
@@ -43,6 +45,21 @@ def check(
             torch.testing.assert_close(ours, theirs, rtol=5e-3, atol=5e-3)
 
 
+def check_chunks(built: native.Library, sizes: tuple[int, int], heads_per_kv: int, dtype: torch.dtype) -> None:
+    """The same for attention inside chunks."""
+    lengths = [1, 0, 67, 3]
+    q, k, v = (
+        torch.randn(sum(lengths), heads, size).clamp(-1, 1).to(dtype)
+        for heads, size in ((2 * heads_per_kv, sizes[0]), (2, sizes[0]), (2, sizes[1]))
+    )
+    for window, softcap in ((0, 0.0), (7, 0.0), (0, 5.0)):
+        scale = sizes[0] ** -0.5
+        actual = chunk_cpu.attend_with(built, q, k, v, lengths, scale, window, softcap)
+        expected = chunk_reference.chunk_attention(q, k, v, lengths, scale=scale, window=window, softcap=softcap)
+        for ours, theirs in zip(actual, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=5e-3, atol=5e-3)
+
+
 def main() -> None:
     """In one go, then in parts for several threads."""
     torch.manual_seed(0)
@@ -52,8 +69,11 @@ def main() -> None:
     for threads, shared_bytes in ((1, 2**40), (3, 0)):
         torch.set_num_threads(threads)
         cpu_plan.SHARED_BYTES = shared_bytes
-        for sizes, block_size, dtype in product(SIZES, (1, 16, 64), DTYPES):
-            check(built, sizes, block_size, (1, 3, 20)[sizes[0] % 3], dtype)
+        for sizes, dtype in product(SIZES, DTYPES):
+            heads_per_kv = (1, 3, 20)[sizes[0] % 3]
+            check_chunks(built, sizes, heads_per_kv, dtype)
+            for block_size in (1, 16, 64):
+                check_paged(built, sizes, block_size, heads_per_kv, dtype)
     print("all agree")  # noqa: T201
 
 

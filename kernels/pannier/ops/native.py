@@ -28,8 +28,7 @@ class CpuIsa(NamedTuple):
     """Which form the operators take on CPU, and why."""
 
     name: str | None
-    """The build; None when there is none and torch's operators are put together instead, which is several times slower
-    for decode rows."""
+    """The build; None when there is none and torch's operators are put together instead, several times as slow."""
     reason: str
 
 
@@ -39,6 +38,7 @@ class Library(NamedTuple):
     name: str
     paged_attention: Any
     store_kv: Any
+    chunk_attention: Any
     parallel: int
     """Address of the function that runs work on torch's threads; 0 where it wasn't found."""
 
@@ -117,7 +117,9 @@ def load(name: str, folder: Path = BUILDS) -> Library:
     rows: list[Any] = [pointer, number, pointer, number, number]  # where to, size, where from, strides
     store.argtypes = [pointer, small, small, small, pointer, number, number, number, number, *rows, *rows]
     store.restype = small
-    return Library(name, attention, store, parallel_address())
+    chunk = loaded.pannier_chunk_attention
+    chunk.argtypes, chunk.restype = [pointer], None
+    return Library(name, attention, store, chunk, parallel_address())
 
 
 @cache

@@ -58,7 +58,8 @@ INLINE void write(void* to, Vector vector) {
     std::memcpy(to, &vector, sizeof vector);
 }
 
-INLINE Floats broadcast(float x) { return Floats{} + x; }
+// By its bits: they may be two numbers of 16 bits.
+INLINE Floats broadcast(float x) { return (Floats)(Ints{} + read<int32_t>(&x)); }
 
 INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
@@ -163,19 +164,63 @@ INLINE float sum_of_lanes(Floats a) {
 #endif
 }
 
+// ---- Moves across lanes
+
+// Lanes of both in turn: of their lower halves, or of their upper ones.
+INLINE Floats zip(Floats a, Floats b, bool upper) {
+#if defined(__clang__)
+    Floats zipped;
+    for (int i = 0; i < W; i++) zipped[i] = (i % 2 ? b : a)[(upper ? W / 2 : 0) + i / 2];
+    return zipped;
+#else
+    const Ints lanes = count_up();
+    return __builtin_shuffle(a, b, lanes / 2 + lanes % 2 * W + (upper ? W / 2 : 0));
+#endif
+}
+
+// Rows become columns. Each round moves the highest bit of a row's number to the lowest place in the lanes' numbers.
+INLINE void transpose(Floats (&rows)[W]) {
+#pragma GCC unroll 4
+    for (int round = 1; round < W; round *= 2) {
+        Floats zipped[W];
+#pragma GCC unroll 8
+        for (int i = 0; i < W / 2; i++) {
+            zipped[2 * i] = zip(rows[i], rows[i + W / 2], false);
+            zipped[2 * i + 1] = zip(rows[i], rows[i + W / 2], true);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < W; i++) rows[i] = zipped[i];
+    }
+}
+
 // ---- Functions
 
-// e^x for -87 < x < 88, to 2e-7 of it; below, the smallest number.
-INLINE Floats exponential(Floats x) {
+constexpr float LOG2_E = 1.44269504088896340736f;
+
+// 2^x for x < 128, to 2e-7 of it; below -126, next to nothing.
+INLINE Floats power_of_two(Floats x) {
+#if defined(__AVX512F__)
+    constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, NEAREST);
+    const Floats rest = (Floats)_mm512_reduce_ps((__m512)x, NEAREST);  // x less that; 0 for infinity
+#else
     const float round = 0x1.8p23f;
-    x = larger(x * 1.44269504088896340736f, broadcast(-126.0f));
+    x = larger(x, broadcast(-126.0f));
     const Floats whole = (x + round) - round;
     const Floats rest = x - whole;
+#endif
     Floats power = broadcast(1.5403530e-4f);
     for (float factor : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f})
         power = power * rest + factor;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_scalef_ps((__m512)power, (__m512)whole);
+#else
     return (Floats)((Ints)power + (__builtin_convertvector(whole, Ints) << 23));
+#endif
 }
+
+// e^x for x < 88, to 2e-7 of it; below -87, next to nothing.
+INLINE Floats exponential(Floats x) { return power_of_two(x * LOG2_E); }
 
 // tanh(x), to 2e-7.
 INLINE Floats hyperbolic_tangent(Floats x) {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pannier.ops.chunk_attention import batched
+from pannier.ops.chunk_attention import batched, cpu
 
 
 def chunk_attention(
@@ -18,6 +18,8 @@ def chunk_attention(
     Returns (o [T, H, Dv], l [T, H]), both fp32. Raises ValueError when shapes don't fit.
     """
     _check(q, k, v, lengths)
+    if cpu.takes(q, k, v):
+        return cpu.chunk_attention(q, k, v, lengths, scale=scale, window=window, softcap=softcap)
     return batched.chunk_attention(q, k, v, lengths, scale=scale, window=window, softcap=softcap)
 
 
