@@ -10,6 +10,7 @@ from pannier.attention.pace import Pace
 from pannier.attention.worker import AttentionWorker
 from pannier.ops.native import cpu_isa
 from pannier.runtime.config import AttentionConfig
+from pannier.runtime.kernels import log_kernels
 from pannier.runtime.machine import kv_memory, native_dtypes, open_device, read_bandwidth
 from pannier.runtime.service import in_thread, run_service
 from pannier.runtime.worker_service import DataContext, Facts, Worker, WorkerService
@@ -71,7 +72,7 @@ def attention_facts(
 
     With `only` it computes these of its dtypes natively, and float32.
     """
-    _log_kernels(device)
+    log_kernels(device, "decode rows take several times as long")
     slower = "" if pace is None else str(pace)
     fewer = "" if only is None else f"natively {', '.join(only)}"
     emulated = ", ".join(filter(None, (slower, fewer)))
@@ -93,13 +94,3 @@ def kv_dtypes(device: torch.device) -> tuple[Dtype, ...]:
     if isa is None:
         return native_dtypes(device)
     return (Dtype.FLOAT32, Dtype.BFLOAT16, *[Dtype.FLOAT16] * (isa != "generic"))  # which widens halves bit by bit
-
-
-def _log_kernels(device: torch.device) -> None:
-    if device.type != "cpu":
-        return
-    isa, reason = cpu_isa()
-    if isa is None:
-        log.warning("no compiled attention: decode rows take several times as long", reason=reason)
-    else:
-        log.info("compiled attention", isa=isa, reason=reason)

@@ -12,6 +12,7 @@ from pannier.compute.worker import ComputeWorker
 from pannier.net.shm import CannotShare, functions
 from pannier.runtime.config import ComputeConfig, LinkKind
 from pannier.runtime.errors import ModelError
+from pannier.runtime.kernels import log_kernels
 from pannier.runtime.machine import native_dtypes, open_device
 from pannier.runtime.model_source import ModelSource, resolve
 from pannier.runtime.random_models import build
@@ -90,6 +91,7 @@ def check_link(link: LinkKind) -> None:
 def load_model(config: ComputeConfig, source: ModelSource) -> SlicedModel:
     """The sliced model on its device, with progress in the log. Raises `ModelError`, `DeviceError`."""
     device = open_device(config.device)
+    log_kernels(device, "attention inside prompts takes several times as long")
     dtype = _dtype(config, device)
     length, cache_dir = config.max_model_len, config.cache_dir
     stage = Stage(config.stage, config.stages)
