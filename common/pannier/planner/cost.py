@@ -13,19 +13,19 @@ from pannier.wire.messages import SegmentKind
 
 @dataclass(slots=True)
 class Work:
-    """What one step asks of the devices."""
+    """What one step asks of the devices; a mean of many need not be whole."""
 
-    rows: int = 0
+    rows: float = 0
     """Query tokens: each is multiplied with every weight."""
-    chunk_pairs: int = 0
+    chunk_pairs: float = 0
     """(query, key) pairs inside the chunks, which are the compute device's."""
-    answered_rows: int = 0
+    answered_rows: float = 0
     """Rows whose q goes out and whose output comes back."""
-    one_way_rows: int = 0
+    one_way_rows: float = 0
     """Rows of fresh prompts: only their K and V go out."""
-    tokens_read: dict[int, int] = field(default_factory=dict)
+    tokens_read: dict[int, float] = field(default_factory=dict)
     """Group -> stored tokens whose K and V it reads: once for all the rows of a chunk."""
-    pairs: dict[int, int] = field(default_factory=dict)
+    pairs: dict[int, float] = field(default_factory=dict)
     """Group -> (query, stored token) pairs."""
 
 

@@ -1,9 +1,20 @@
-"""The set-up of the Lamina paper (arXiv 2405.01814v2) that a simulation runs on when it is told of no other.
+"""The models of the Lamina paper (arXiv 2405.01814v2), and the set-up of it that a simulation runs on by default.
 
 LLaMA3-70B in 16 bits, one replica of 2 H100, one group of 4 H20, 400 Gbit/s a compute device: tables 1, 3 and 5.
 """
 
 from pannier.planner.cost import ModelCost, Rates, Roofline
+from pannier.planner.sizes import ModelSizes
+
+MODELS = {
+    name: ModelSizes.dense(name, weights_bytes=gb * 1e9, layers=layers, width=width, queries_per_kv=group)
+    for name, gb, layers, width, group in (
+        ("LLaMA-33B", 64.7, 60, 6656, 1),
+        ("LLaMA-65B", 130.1, 80, 8192, 1),
+        ("LLaMA3-70B", 137.5, 80, 8192, 8),
+    )
+}
+"""Table 3; heads of 128, as these models have."""
 
 LLAMA3_70B = ModelCost.dense(weights_bytes=137.5e9, layers=80, width=8192, queries_per_kv=8, itemsize=2)
 

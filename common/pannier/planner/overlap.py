@@ -16,18 +16,21 @@ class Bound(NamedTuple):
 
     seconds: float
     held_by: str
-    """compute, attention, or the round trip of a lane: the sum of all parts."""
+    """compute, attention, link, or the round trip of a lane: the sum of all parts."""
 
 
-def lane_step_bound(parts: Parts, lanes: int, replicas: int = 1) -> Bound:
-    """max(T_m, R T_a, (T_m + T_a + T_c) / lanes) for each of R replicas that share one attention pool.
+def lane_step_bound(parts: Parts, lanes: float, replicas: int = 1, stages: int = 1, link_s: float = 0.0) -> Bound:
+    """max(T_m / s, R T_a, link, (T_m + T_a + T_c) / lanes) for each of R replicas that share one attention pool.
 
-    With one lane that is T_m + T_a + T_c.
+    With one lane that is T_m + T_a + T_c. A replica of s stages has its T_m done by s devices, one lane on each.
+    DESIGN 6 has no term for the link, since half of the sum covers it where both directions carry as much; `link_s` is
+    what its busier direction carries in the time of one lane-step.
     """
     return max(
         Bound(sum(parts) / lanes, "round trip"),
-        Bound(parts.compute_s, "compute"),
+        Bound(parts.compute_s / stages, "compute"),
         Bound(replicas * parts.attention_s, "attention"),
+        Bound(link_s, "link"),
     )
 
 

@@ -15,6 +15,7 @@ from pannier.cli import (
     bench_overlap,
     bench_serve,
     keys,
+    plan_command,
     roles,
     serve_command,
     simulate_command,
@@ -36,6 +37,7 @@ app.command()(talk.complete)
 app.command()(talk.chat)
 app.command()(status.status)
 app.command()(keys.keys)
+app.command()(plan_command.plan)
 app.command()(simulate_command.simulate)
 app.command()(roles.gateway)
 app.command()(roles.compute)

@@ -57,11 +57,11 @@ class Report:
         self.rows.append(Row(case, engine, metric, median(repeats), unit, tuple(repeats)))
 
     def ratios(self, *to: str) -> list[Ratio]:
-        """Every engine against each other engine in `to`, where both have the same metric."""
+        """Every engine against each other engine in `to`, where both have a metric and that one isn't 0."""
         return [
             Ratio(row.case, row.metric, row.engine, base.engine, row.value / base.value)
             for base in self.rows
-            if base.engine in to
+            if base.engine in to and base.value
             for row in self.rows
             if row.engine != base.engine and (row.case, row.metric) == (base.case, base.metric)
         ]
