@@ -56,6 +56,13 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         yield Front(url_in(folder / "run" / "http.log"), stack, client)
 
 
+@pytest.fixture(scope="session")
+def open_front(front: Front) -> Front:
+    """Another one of the same stack, which lets everybody in."""
+    front.stack.start(http_service.run, "http-open", HttpConfig(name="open", gateway=front.stack.endpoint, port=0))
+    return Front(url_in(front.stack.folder / "http-open.log"), front.stack, front.client)
+
+
 def url_in(log: Path) -> str:
     """Where a front says that it listens."""
     deadline = time.monotonic() + START_S

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -11,8 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from pannier.client import AsyncClient, ClientError
 from pannier.http.chat import Chat
@@ -26,6 +28,8 @@ from pannier.http.requests import DetokenizeRequest, TokenizeRequest, read
 from pannier.runtime.config import HttpConfig
 
 STATUS_S = 5.0
+PAGE = Path(__file__).parent / "page"
+PAGE_HEADERS = {"Content-Security-Policy": "default-src 'self'; img-src 'self' data:", "Cache-Control": "no-cache"}
 METRICS_FORM = "text/plain; version=0.0.4; charset=utf-8"
 Answer = Callable[[Request], Awaitable[Response]]
 log = structlog.get_logger()
@@ -46,7 +50,7 @@ class Front:
     def app(self) -> Starlette:
         """The application."""
         shared = (self._client, self._model, self.metrics, self._config.keep_alive_s)
-        routes = [
+        routes: list[BaseRoute] = [
             _post("/v1/completions", Completions(*shared)),
             _post("/v1/chat/completions", Chat(*shared)),
             _get("/v1/models", self._models),
@@ -60,6 +64,8 @@ class Front:
             _get("/health", self._ready),
             _get("/status", self._status),
             _get("/metrics", self._metrics),
+            _get("/", self._page),
+            Mount("/page", StaticFiles(directory=PAGE)),
         ]
         guards = [Middleware(Guard, api_keys=self._config.api_keys, max_body_bytes=self._config.max_body_bytes)]
         if self._config.cors_origins:
@@ -120,6 +126,9 @@ class Front:
     async def _detokenize(self, http: Request) -> Response:
         request = read(DetokenizeRequest, await http.body())
         return JSONResponse({"prompt": (await self._client.detokenize(request.tokens)).text})
+
+    async def _page(self, _: Request) -> Response:
+        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": version("pannier")})

@@ -10,8 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pannier.http.errors import ApiError
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
-"""Those that need no key: whoever watches a process has none."""
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/"})
+"""Those that need no key: whoever watches a process has none, and the page, which knows nothing, asks for it."""
+OPEN_FOLDER = "/page/"
 MAX_ID_CHARACTERS = 128
 
 
@@ -44,7 +45,9 @@ class Guard:
         await self._app(scope, _Limited(receive, self._max_body_bytes), send_with_id)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+        path: str = scope["path"]
+        is_open = path in OPEN_PATHS or path.startswith(OPEN_FOLDER) or scope["method"] == "OPTIONS"
+        if self._keys and not is_open:
             self._check_key(headers.get(b"authorization", b""))
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_body_bytes:
