@@ -42,10 +42,10 @@ def test_the_picture_shows_every_worker(open_front: Front, tmp_path: Path) -> No
 @needs_browser
 def test_text_streams_into_the_playground(open_front: Front, tmp_path: Path) -> None:
     """What the server generates, with its usage."""
-    found = _dump(f"{open_front.url}/?prompt=Who+art+thou#generate", tmp_path)
+    found = _dump(f"{open_front.url}/?prompt=Who+art+thou&max_tokens=24#generate", tmp_path, budget_ms=600_000)
     assert re.search(r"\d+ tokens in [0-9.]+ s", found)
     (text,) = re.findall(r'<pre id="output"[^>]*>(.*?)</pre>', found, re.DOTALL)
-    assert len(text) > 20
+    assert len(text) > 10
 
 
 @needs_browser
@@ -56,9 +56,9 @@ def test_a_screenshot_is_made(open_front: Front, tmp_path: Path) -> None:
     assert file.stat().st_size > 20_000
 
 
-def _dump(url: str, folder: Path) -> str:
-    """The page's elements some seconds after it was opened."""
-    return _run(folder, "--dump-dom", "--virtual-time-budget=4000", url)
+def _dump(url: str, folder: Path, budget_ms: int = 4000) -> str:
+    """The page's elements after so much of the browser's own time, in which it waits only for what it has asked for."""
+    return _run(folder, "--dump-dom", f"--virtual-time-budget={budget_ms}", url)
 
 
 def _run(folder: Path, *arguments: str) -> str:

@@ -11,8 +11,9 @@ field("form").addEventListener("submit", (event) => {
 field("stop").addEventListener("click", () => stopper?.abort());
 
 // A link may bring a prompt along, and have it continued at once: /?prompt=In+the#generate
-const given = new URLSearchParams(location.search).get("prompt");
-if (given !== null) field("prompt").value = given;
+const given = new URLSearchParams(location.search);
+if (given.has("prompt")) field("prompt").value = given.get("prompt");
+if (given.has("max_tokens")) field("max-tokens").value = given.get("max_tokens");
 if (location.hash === "#generate") generate();
 
 async function generate() {
