@@ -14,6 +14,7 @@ from pannier.cli import (
     bench_offline,
     bench_overlap,
     bench_serve,
+    compare_command,
     keys,
     plan_command,
     roles,
@@ -38,6 +39,7 @@ app.command()(talk.chat)
 app.command()(status.status)
 app.command()(keys.keys)
 app.command()(plan_command.plan)
+app.command()(compare_command.compare)
 app.command()(simulate_command.simulate)
 app.command()(roles.gateway)
 app.command()(roles.compute)

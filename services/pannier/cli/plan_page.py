@@ -5,7 +5,8 @@ from pathlib import Path
 
 from pannier.cli import page
 from pannier.cli.charts import Series, bar_chart, line_chart
-from pannier.cli.plan_report import case_of, division, metrics, shown
+from pannier.cli.numbers import shown
+from pannier.cli.plan_report import case_of, division, metrics
 from pannier.planner.devices import Device
 from pannier.planner.figures import Figures
 from pannier.planner.homogeneous import Homogeneous

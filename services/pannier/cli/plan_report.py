@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pannier.cli.numbers import shown
 from pannier.cli.report import Report
 from pannier.planner.figures import Figures, Goal
 from pannier.planner.offloaded import Offloaded
@@ -36,11 +37,6 @@ def metrics(figures: Figures) -> Iterator[tuple[str, float, str]]:
     if step.sent_bytes:
         yield "sent", step.sent_bytes, "bytes"
         yield "returned", step.returned_bytes, "bytes"
-
-
-def shown(value: float) -> str:
-    """Four digits, more only of large numbers."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def add_engine(report: Report, case: str, engine: str, figures: Figures) -> None:
