@@ -15,6 +15,7 @@ devices in their place that only wait, as `pannier bench overlap` does; the mono
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -281,12 +282,14 @@ def main() -> int:
         with run_folder() as folder, Network(HOSTS) as network:
             make_keys(folder / "keys")
             options.keys = folder / "keys"
-            has_netem = network.has_netem()
+            has_netem, load = network.has_netem(), [os.getloadavg()[0]]
             found = measure_all(network, options)
+            load.append(os.getloadavg()[0])
     except (NoLaboratory, StackEnded, PannierError) as error:
         print(error)
         return 1
     report = report_of(found, options, has_netem)
+    report.settings["machine"] = {"load before": load[0], "load after": load[1]}
     show(report, found)
     if options.json:
         print(report.to_json("1 lane", MONOLITHIC))
