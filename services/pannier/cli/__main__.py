@@ -15,6 +15,7 @@ from pannier.cli import (
     bench_overlap,
     bench_serve,
     compare_command,
+    doctor,
     keys,
     plan_command,
     roles,
@@ -22,6 +23,7 @@ from pannier.cli import (
     simulate_command,
     status,
     talk,
+    top,
 )
 from pannier.client import ClientError
 from pannier.net import NetError
@@ -37,6 +39,8 @@ app.command()(serve_command.serve)
 app.command()(talk.complete)
 app.command()(talk.chat)
 app.command()(status.status)
+app.command()(top.top)
+app.command()(doctor.doctor)
 app.command()(keys.keys)
 app.command()(plan_command.plan)
 app.command()(compare_command.compare)

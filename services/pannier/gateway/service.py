@@ -5,6 +5,7 @@
 
 import asyncio
 import secrets
+from collections import deque
 from typing import TypeAlias
 
 import structlog
@@ -47,6 +48,7 @@ GIVE_UP_AFTER = 300
 DEADLINE_S = 0.1
 """Time between two looks at the deadlines of requests."""
 GOODBYE_S = 0.02
+REFUSALS = 8
 KV_DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16, "auto": None}
 FromStep: TypeAlias = m.StepDone | m.StageDone | m.StepFailed | m.NeedState | m.StepAborted
 log = structlog.get_logger()
@@ -78,6 +80,8 @@ class GatewayService:
         self._untold: set[str] = set()
         """Workers to which a message on the data channel was lost."""
         self._answering: set[asyncio.Task[None]] = set()
+        self.refused_workers: deque[tuple[str, str]] = deque(maxlen=REFUSALS)
+        """The last ones, and why."""
 
     async def startup(self) -> None:
         """Bind, then load the tokenizer. Raises `ModelError`, `BadKeys`, `PortBusy`, `Exposed`."""
@@ -289,7 +293,10 @@ class GatewayService:
         self._say(peer, m.Welcome(self.life, self.data.endpoint, self.config.heartbeat_s))
 
     def _refuse(self, peer: bytes, reason: str) -> None:
-        log.warning("worker refused", worker=peer.decode(errors="replace"), reason=reason)
+        name = peer.decode(errors="replace")
+        log.warning("worker refused", worker=name, reason=reason)
+        if (name, reason) not in self.refused_workers:
+            self.refused_workers.append((name, reason))
         self._say(peer, m.Refused(reason))
 
     def _heartbeat(self, peer: bytes, beat: m.Heartbeat) -> None:

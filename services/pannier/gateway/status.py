@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from pannier.gateway.engine import Engine
@@ -17,6 +18,7 @@ def status(service: "GatewayService") -> dict[str, Any]:
     """Every process with what it runs, and where requests and blocks stand."""
     fleet, engine = service.fleet, service.engine
     return {
+        "time": time.time(),
         "ready": fleet.is_complete() and not service.draining,
         "model": engine.admission.model if engine is not None else fleet.config.model,
         "max_model_len": engine.admission.max_model_len if engine is not None else None,
@@ -26,6 +28,7 @@ def status(service: "GatewayService") -> dict[str, Any]:
         "accounting_errors": engine.accounting_errors if engine is not None else 0,
         "preemptions": engine.shortage.num_preemptions if engine is not None else 0,
         "lanes": _lanes(fleet, engine),
+        "refused_workers": [{"worker": name, "reason": reason} for name, reason in service.refused_workers],
         "processes": [
             _gateway(service),
             *(_compute(fleet, entry) for entry in fleet.compute.values()),

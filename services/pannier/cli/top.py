@@ -1,0 +1,98 @@
+"""`pannier top`: a live picture of pools, lanes and blocks in a terminal."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pannier.cli.lapse import LaneLapse, Status, bottleneck, lapses
+from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure, Keys
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.text import Text
+
+BAR = 24
+"""Characters."""
+STYLES = {"compute": "green", "attention": "yellow", "transfer": "red", "used": "blue", "cached": "cyan"}
+
+
+def top(
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    insecure: Insecure = False,
+    keys: Keys = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int | None, typer.Option(min=1, help="Leave after so many pictures.")] = None,
+) -> None:
+    """Watch a running stack: what each lane does, what fills the blocks, and what holds things back."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from pannier.client import Client
+
+    console = Console(highlight=False)
+    with Client(endpoint, insecure=insecure, keys=keys) as client, Live(console=console, auto_refresh=False) as live:
+        before, at = client.status(), time.monotonic()
+        shown = 0
+        while count is None or shown < count:
+            time.sleep(interval)
+            after, now = client.status(), time.monotonic()
+            live.update(picture(after, lapses(before, after, now - at)), refresh=True)
+            before, at = after, now
+            shown += 1
+
+
+def picture(status: Status, found: Sequence[LaneLapse]) -> "Group":
+    """What one look shows."""
+    from rich.console import Group
+    from rich.text import Text
+
+    requests = status["requests"]
+    state = "ready" if status["ready"] else "not ready"
+    head = f"{status['model']}: {state}, {requests['running']} running, {requests['waiting']} waiting"
+    return Group(Text(head, style="bold"), Text(bottleneck(status, found)), "", _lanes(found), "", _attention(status))
+
+
+def _lanes(found: Sequence[LaneLapse]) -> "RenderableType":
+    table = _table("compute", "lane", "steps/s", f"{'':{BAR}}", "computes", "attention", "transfer")
+    for lane in found:
+        shares = {name: getattr(lane, name) for name in ("compute", "attention", "transfer")}
+        percents = [f"{100 * share:.0f} %" for share in shares.values()]
+        table.add_row(lane.worker, str(lane.lane), f"{lane.steps_per_s:.1f}", bar(shares), *percents)
+    return table
+
+
+def _attention(status: Status) -> "RenderableType":
+    table = _table("attention", "group", "KV heads", f"{'':{BAR}}", "used", "cached", "blocks")
+    for process in status["processes"]:
+        blocks = process.get("blocks")
+        if process["role"] != "attention":
+            continue
+        heads = ", ".join(f"{start}-{stop - 1}" for start, stop in process["heads"]) or "-"
+        if blocks is None:
+            table.add_row(process["name"], "-", heads, process["standing"])
+            continue
+        shares = {name: blocks[name] / blocks["total"] for name in ("used", "cached")}
+        numbers = [str(blocks[name]) for name in ("used", "cached", "total")]
+        table.add_row(process["name"], str(process["group"]), heads, bar(shares), *numbers)
+    return table
+
+
+def _table(*columns: str) -> "RenderableType":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def bar(shares: dict[str, float]) -> "Text":
+    """Shares of a whole, one behind the other; what is left is empty."""
+    from rich.text import Text
+
+    made, total = Text(), max(1.0, sum(shares.values()))
+    for name, share in shares.items():
+        made.append("█" * round(BAR * share / total), style=STYLES[name])
+    return made[:BAR] + Text("·" * max(0, BAR - len(made)), style="dim")
