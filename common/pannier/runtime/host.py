@@ -1,6 +1,7 @@
 """This host as the kernel describes it, without torch: memory, cores, instruction sets."""
 
 import os
+import platform
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -39,6 +40,16 @@ def keep_to_cores(cores: Collection[int]) -> None:
         named, there = (", ".join(map(str, sorted(numbers))) for numbers in (cores, usable))
         raise ConfigError(f"cores are {named}; they must be among those that this process may use, {there}")
     os.sched_setaffinity(0, cores)
+
+
+@cache
+def cpu_name() -> str:
+    """What the processor calls itself; its architecture where it doesn't say."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
 
 
 @cache

@@ -4,7 +4,8 @@ A specification is one of
 
 - `embedded`: the small model that the package carries,
 - `random:SHAPE` or `random:SHAPE:SEED`: random weights (`pannier.runtime.random_models`),
-- a folder with config.json and *.safetensors, as transformers saves it.
+- a folder with config.json and *.safetensors, as transformers saves it,
+- `OWNER/NAME` or `OWNER/NAME@REVISION`, if there is no such folder: a repository on a hub (`pannier.runtime.hub`).
 """
 
 import hashlib
@@ -14,10 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pannier.runtime.errors import ModelError
+from pannier.runtime.hub import fetch, names_repository
 from pannier.runtime.random_models import SHAPES, RandomShape
 
 EMBEDDED = Path(__file__).parent.parent / "models" / "embedded"
 MAX_HEADER_BYTES = 100 << 20
+UNSERVED = ("*.gguf", "*.bin", "*.pt", "*.pth")
+"""Weights of other kinds: of other engines, or pickled."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,18 @@ class ModelSource:
     """sha256 over configuration, tensor names, shapes and dtypes; not over the weights, which take minutes to read."""
 
 
-def resolve(specification: str) -> ModelSource:
-    """The source that a specification names. Raises `ModelError`."""
+def resolve(specification: str, *, weights: bool = True) -> ModelSource:
+    """The source that a specification names; without `weights` those of a hub need not be here. Raises `ModelError`."""
     if specification == "embedded":
         return _folder("embedded", EMBEDDED)
     if specification.startswith("random:"):
         return _random(specification)
     path = Path(specification).expanduser()
+    if not path.exists() and names_repository(specification):
+        snapshot = fetch(specification, weights=weights)
+        if weights:
+            _check_folder(snapshot.path)
+        return ModelSource(snapshot.repository, snapshot.path, None, 0, snapshot.digest)
     return _folder(path.resolve().name, path)
 
 
@@ -60,12 +69,20 @@ def _folder(name: str, path: Path) -> ModelSource:
             f"the model folder {str(path)!r} {what}; give a folder as transformers saves it, "
             f"'embedded', or random:SHAPE with one of {', '.join(SHAPES)}"
         )
+    weights = _check_folder(path)
+    return ModelSource(name, path.resolve(), None, 0, _digest(path / "config.json", weights))
+
+
+def _check_folder(path: Path) -> list[Path]:
+    """The files with weights."""
     if not (path / "config.json").is_file():
         raise ModelError(f"the model folder {str(path)!r} has no config.json")
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        raise ModelError(f"the model folder {str(path)!r} has no weights in *.safetensors files")
-    return ModelSource(name, path.resolve(), None, 0, _digest(path / "config.json", weights))
+        others = sorted(each.name for kind in UNSERVED for each in path.glob(kind))
+        instead = f", only {others[0]}, which can't be served: convert it with transformers first" if others else ""
+        raise ModelError(f"the model folder {str(path)!r} has no weights in *.safetensors files{instead}")
+    return weights
 
 
 def _digest(config: Path, weights: list[Path]) -> str:

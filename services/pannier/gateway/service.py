@@ -90,7 +90,7 @@ class GatewayService:
         self.control: Server[WorkerToGateway] = Server(self._context, WorkerToGateway, config.control_endpoint, control)
         self.data: Server[WorkerToGatewayData] = Server(self._context, WorkerToGatewayData, config.data_endpoint, data)
         self.clients: Server[ClientToGateway] = Server(self._context, ClientToGateway, config.client_endpoint, clients)
-        source = resolve(config.model)
+        source = resolve(config.model, weights=False)
         if source.path is not None:
             self._text = await in_thread(Text.load, source.path)
         self._token_text = TokenText(self._text)
