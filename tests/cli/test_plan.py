@@ -103,6 +103,15 @@ def test_without_pools_all_pairs_are_searched() -> None:
     assert "disaggregate" in said
 
 
+@pytest.mark.slow
+def test_known_pairs_are_judged_in_one_table() -> None:
+    said = run("--pairs", "--json")
+    assert said.count("pays: held by") + said.count("not pay: ") >= 20
+    assert "DDR5-4800 x12" in said
+    assert "card:H100" in said
+    assert json.loads(said.splitlines()[-1])["command"] == "plan --pairs"
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from pannier.planner.figures import NO_GOAL, Figures, Goal, Prompts
 from pannier.planner.homogeneous import Homogeneous
 from pannier.planner.mix import Mix
-from pannier.planner.offloaded import Offloaded, Wire
+from pannier.planner.offloaded import NO_LIMIT, Offloaded, Wire
 from pannier.planner.search import Question, search
 from pannier.planner.sensitivity import (
     LINKS,
-    NO_LIMIT,
     is_enough,
     over_links,
     paper_bandwidth,

@@ -97,6 +97,21 @@ def kind_of(
     return Kind(name=name, device=device, devices=instance.accelerators, native=accelerator.native, notes=notes)
 
 
+def card_kind(catalogue: Catalogue, name: str, usd_per_hour: float, network: float, dtype: str, shares: Shares) -> Kind:
+    """A single card with a network of its own. Raises `ConfigError` naming a gap."""
+    accelerator = catalogue.accelerator(name)
+    device = Device(
+        name=name,
+        flops=_flops(accelerator, dtype, shares, None),
+        weight_bandwidth=_bandwidth(accelerator, shares.weights, None),
+        kv_bandwidth=_bandwidth(accelerator, shares.attention, None),
+        memory_bytes=shares.memory * _known(accelerator.memory_gib, name, "memory") * 1024 * MIB,
+        network=network,
+        usd_per_hour=usd_per_hour,
+    )
+    return Kind(name=name, device=device, devices=1, native=accelerator.native)
+
+
 def _flops(accelerator: Accelerator, dtype: str, shares: Shares, measured: Profile | None) -> float | None:
     if measured is not None and (rate := measured.flops(dtype)) is not None:
         return rate

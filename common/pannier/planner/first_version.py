@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pannier.planner.catalogue import GB, Catalogue
 from pannier.planner.check import Check, Outcome
-from pannier.planner.devices import ACHIEVED, Device, Kind, Shares
+from pannier.planner.devices import ACHIEVED, Kind, Shares, card_kind
 from pannier.planner.homogeneous import Homogeneous
 from pannier.planner.mix import Mix
 from pannier.planner.offloaded import Offloaded, Wire
@@ -79,8 +79,8 @@ class FirstVersion:
         low, high = self.says["batch_ratio"]
         for name, model in self._models().items():
             for device in HIGH:
-                free = self._device(device).memory_bytes - model.weight_bytes
-                card = self._device("RTX-3090").memory_bytes
+                free = self._kind(device).device.memory_bytes - model.weight_bytes
+                card = self._kind("RTX-3090").device.memory_bytes
                 cards = [ceil(ratio * free / card) for ratio in (low, high)]
                 why = "its set-ups aren't known; so many cards' memory has the room"
                 ours = f"{cards[0]} to {cards[1]} cards of 24 GiB beside one {device}"
@@ -141,23 +141,9 @@ class FirstVersion:
             for name, each in self.says["models"].items()
         }
 
-    def _device(self, name: str) -> Device:
-        given, shares = self.catalogue.accelerator(name), self.shares
-        flops = given.flops("float16")
-        assert given.memory_gib is not None
-        assert given.memory_gb_per_s is not None
-        return Device(
-            name=name,
-            flops=None if flops is None else shares.flops * flops,
-            weight_bandwidth=shares.weights * given.memory_gb_per_s * GB,
-            kv_bandwidth=shares.attention * given.memory_gb_per_s * GB,
-            memory_bytes=shares.memory * given.memory_gib * (1 << 30),
-            network=NETWORK if name in HIGH else PCIE_4,
-            usd_per_hour=self.hourly[name],
-        )
-
     def _kind(self, name: str) -> Kind:
-        return Kind(name=name, device=self._device(name), devices=1, native=("float16",))
+        network = NETWORK if name in HIGH else PCIE_4
+        return card_kind(self.catalogue, name, self.hourly[name], network, "float16", self.shares)
 
     def _per_dollar(self, name: str, what: str) -> float:
         return float(getattr(self.catalogue.accelerator(name), what)) / self.hourly[name]

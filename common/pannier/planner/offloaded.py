@@ -22,6 +22,9 @@ from pannier.planner.sizes import ModelSizes
 from pannier.scheduler.placement import AttentionOffer, GroupPlan, form_groups
 from pannier.wire.messages import CallGeometry, HeadRange
 
+NO_LIMIT = 1e18
+"""Bytes per second that no link has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:

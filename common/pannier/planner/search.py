@@ -62,6 +62,8 @@ class Answer:
 
     offloaded: Found | None
     homogeneous: tuple[Homogeneous, Figures] | None
+    alone: Figures | None = None
+    """The best homogeneous engine of the compute pool's kind only: what would be there without the attention pool."""
     tried: tuple[Found, ...] = ()
     rivals: tuple[Figures, ...] = ()
     refused: dict[str, int] = field(default_factory=dict)
@@ -111,6 +113,7 @@ def search(question: Question, compute: Kind, attention: Kind, rivals: Iterable[
     return Answer(
         offloaded=best_of(question, tried, lambda each: each.figures),
         homogeneous=best_of(question, against, lambda each: each[1]),
+        alone=best_of(question, [figures for engine, figures in against if engine.kind == compute], lambda each: each),
         tried=tuple(tried),
         rivals=tuple(figures for _, figures in against),
         refused=refused,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pannier.planner.figures import Figures, Goal
-from pannier.planner.offloaded import Offloaded
+from pannier.planner.offloaded import NO_LIMIT, Offloaded
 
 GBIT = 1e9 / 8
 PCIE_LANES, PCIE_CODING = 16, 128 / 130
@@ -22,7 +22,6 @@ LINKS = {
 CONTEXTS = (0.25, 0.5, 1.0, 2.0, 4.0)
 ENOUGH = 0.95
 """Of the tokens per second of a link without any limit."""
-NO_LIMIT = 1e18
 
 
 class Changed(NamedTuple):

@@ -61,6 +61,8 @@ class Verdict:
     pays: bool
     sentence: str
     gain: Gain | None = None
+    of_compute_alone: float | None = None
+    """Tokens per dollar, of the best homogeneous engine of the compute pool's kind."""
     bound: str = ""
 
 
@@ -72,17 +74,16 @@ def judge(answer: Answer) -> Verdict:
     found = answer.offloaded
     held, bound = held_by(found.figures), WAYS_OUT[found.figures.step.bound.held_by]
     if answer.homogeneous is None:
-        return Verdict(
-            True, f"disaggregate: no homogeneous engine of these instances works; {held}", None, f"{held}: {bound}"
-        )
+        return Verdict(True, f"disaggregate: no homogeneous engine of these works; {held}", bound=f"{held}: {bound}")
     engine, figures = answer.homogeneous
     gain = Gain.of(found.layout, found.figures, figures)
+    alone = None if answer.alone is None else answer.alone.usd_per_mtok / found.figures.usd_per_mtok
     rival = f"{figures.devices} x {engine.kind.device.name} ({engine.kind.name})"
     if gain.product > 1:
         sentence = f"disaggregate: {gain.product:.2f} times the tokens per dollar of {rival}; {held}"
     else:
         sentence = f"do not disaggregate: {gain.product:.2f} times the tokens per dollar of {rival}; {held}"
-    return Verdict(gain.product > 1, sentence, gain, f"{held}: {bound}")
+    return Verdict(gain.product > 1, sentence, gain, alone, f"{held}: {bound}")
 
 
 def held_by(figures: Figures) -> str:

@@ -56,6 +56,7 @@ def plan(
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan for pannier simulate --plan.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots.")] = None,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Known pairs of pools in a table instead: which pay.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
     """Say how to divide instances into compute and attention pools, what that costs, and whether it pays at all.
@@ -92,6 +93,11 @@ def plan(
         has_prefill=prefill,
     )
     rates = Given(known, _shares(shares), tuple(read_profile(path) for path in profile or ()), dtype)
+    if pairs:
+        from pannier.cli.plan_pairs import show_pairs
+
+        show_pairs(question, known, rates.shares, as_json=as_json)
+        return
     if compute is None or attention is None:
         found = best_pair(question, rates)
     else:

@@ -72,6 +72,7 @@ def best_pair(question: "Question", given: Given) -> Planned:
     answer = Answer(
         base.answer.offloaded,
         best_of(question, rivals, lambda each: each[1]),
+        base.answer.alone,
         tried,
         tuple(dict.fromkeys(figures for _, figures in rivals)),
         base.answer.refused,

@@ -101,6 +101,8 @@ def print_plan(console: "Console", question: Question, answer: Answer, verdict: 
     console.print(verdict.sentence)
     if verdict.gain is not None:
         console.print(f"  tokens per dollar, of the homogeneous engine's: {verdict.gain}")
+    if verdict.of_compute_alone is not None:
+        console.print(f"  of the compute pool's kind alone: {verdict.of_compute_alone:.2f}")
     if verdict.bound:
         console.print(f"  {verdict.bound}")
     if answer.offloaded is not None:
