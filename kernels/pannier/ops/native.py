@@ -39,6 +39,7 @@ class Library(NamedTuple):
     paged_attention: Any
     store_kv: Any
     chunk_attention: Any
+    read_stream: Any
     parallel: int
     """Address of the function that runs work on torch's threads; 0 where it wasn't found."""
 
@@ -119,7 +120,9 @@ def load(name: str, folder: Path = BUILDS) -> Library:
     store.restype = small
     chunk = loaded.pannier_chunk_attention
     chunk.argtypes, chunk.restype = [pointer], None
-    return Library(name, attention, store, chunk, parallel_address())
+    stream = loaded.pannier_read_stream
+    stream.argtypes, stream.restype = [pointer, small, pointer, number], ctypes.c_uint32
+    return Library(name, attention, store, chunk, stream, parallel_address())
 
 
 @cache

@@ -10,6 +10,7 @@ except ModuleNotFoundError:
     sys.exit("pannier: the commands need more than the client; install pannier[serve]")
 
 from pannier.cli import (
+    bench_kernel,
     bench_link,
     bench_offline,
     bench_overlap,
@@ -53,6 +54,7 @@ app.command()(roles.http)
 bench = typer.Typer(no_args_is_help=True, help="Measure, side by side in one run.")
 bench.command()(bench_offline.offline)
 bench.command()(bench_link.link)
+bench.command()(bench_kernel.kernel)
 bench.command()(bench_overlap.overlap)
 bench.command()(bench_serve.serve)
 app.add_typer(bench, name="bench")
