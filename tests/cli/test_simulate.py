@@ -55,6 +55,28 @@ def test_the_options_reach_the_simulation(trace: Path) -> None:
     assert refused["requests"] + refused["refused_overloaded"] == 20
 
 
+PLANNED = ("plan", "--compute", "p5.48xlarge", "--attention", "g6e.48xlarge", "--model", "LLaMA3-70B")
+
+
+def test_a_saved_plan_is_the_clock(trace: Path, tmp_path: Path) -> None:
+    """Its groups, replicas and lanes; what an option says wins; with many at a time nobody is slower than planned."""
+    plan, path = tmp_path / "plan.json", str(trace)
+    done = runner.invoke(app, [*PLANNED, "--save", str(plan), "--json"], catch_exceptions=False)
+    planned = json.loads(done.stdout.splitlines()[-1])
+    tpot_ms = next(r["value"] for r in planned["rows"] if (r["engine"], r["metric"]) == ("offloaded", "tpot"))
+    found = figures("--trace", path, "--plan", str(plan))
+    assert found["blocks"] == sum(json.loads(plan.read_text())["blocks"])
+    assert found["tpot_s_mean"] <= tpot_ms / 1e3
+    assert figures("--trace", path, "--plan", str(plan), "--blocks", "50", "--groups", "2")["blocks"] == 100
+    with pytest.raises(ConfigError, match="blocks are of 64 tokens"):
+        runner.invoke(
+            app, ["simulate", "--trace", path, "--plan", str(plan), "--block-size", "16"], catch_exceptions=False
+        )
+    plan.write_text("{}")
+    with pytest.raises(ConfigError, match="is no plan"):
+        runner.invoke(app, ["simulate", "--trace", path, "--plan", str(plan)], catch_exceptions=False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [(["--rate", "0"], "rate is 0"), (["--max-batch-tokens", "4"], "max_batch_tokens is 4")],

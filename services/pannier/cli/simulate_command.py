@@ -1,9 +1,10 @@
 """`pannier simulate`: a trace through the real scheduler, with a clock where the workers would be."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +12,7 @@ from pannier.cli.report import Report
 from pannier.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pannier.planner import Distribution, SimulationResult, TraceRequest
+    from pannier.planner import Clock, Distribution, Setup, SimulationResult, TraceRequest
 
 ENGINE = "pannier"
 
@@ -19,15 +20,18 @@ ENGINE = "pannier"
 def simulate(
     trace: Annotated[Path, typer.Option(help="An Azure csv or a Mooncake jsonl.")],
     form: Annotated[str, typer.Option("--format", help="azure, mooncake or auto.")] = "auto",
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 64,
-    blocks: Annotated[
-        int | None, typer.Option(min=1, help="Of each group; as 4 H20 have room for if not given.")
+    plan: Annotated[
+        Path | None, typer.Option(help="What pannier plan --save wrote: its devices, rates and limits.")
     ] = None,
-    groups: Annotated[int, typer.Option(min=1, help="Groups of attention workers.")] = 1,
-    lanes: Annotated[int, typer.Option(min=1, help="Micro-batches in flight on each compute replica.")] = 2,
-    replicas: Annotated[int, typer.Option(min=1, help="Compute replicas.")] = 1,
-    max_batch_tokens: Annotated[int, typer.Option(min=1, help="Rows in one step.")] = 2048,
-    max_sequences: Annotated[int, typer.Option(min=1, help="Sequences that run at a time.")] = 1024,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens in one block; 64.")] = None,
+    blocks: Annotated[int | None, typer.Option(min=1, help="Of each group; as 4 H20 have room for.")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="Groups of attention workers; 1.")] = None,
+    lanes: Annotated[
+        int | None, typer.Option(min=1, help="Micro-batches in flight on each compute replica; 2.")
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Compute replicas; 1.")] = None,
+    max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Rows in one step; 2048.")] = None,
+    max_sequences: Annotated[int | None, typer.Option(min=1, help="Sequences that run at a time; 1024.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="What a group holds if not given.")] = None,
     max_waiting: Annotated[int | None, typer.Option(min=1, help="More are refused; all may wait if not given.")] = None,
     prefix_cache: Annotated[bool, typer.Option(help="Share full blocks by their content.")] = True,
@@ -41,34 +45,51 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Of the random arrivals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
-    """Replay a trace through the scheduler, with the speed of LLaMA3-70B on 2 H100 and 4 H20 a group (a cost model)."""
-    from pannier.planner import Setup
+    """Replay a trace through the scheduler, with the speed of a plan (a cost model).
+
+    Without one it is LLaMA3-70B on 2 H100 and 4 H20 a group.
+    """
     from pannier.planner import simulate as run
-    from pannier.planner.lamina import LLAMA3_70B_ON_2_H100_AND_4_H20, group_blocks
 
     if rate is not None and not rate > 0:
         raise ConfigError(f"rate is {rate}; it must be more than 0 requests a second")
+    base, clock = _planned(plan, block_size, groups)
+    limits: dict[str, Any] = {
+        "groups": None if blocks is None else (blocks,) * (groups or len(base.groups)),
+        "replicas": replicas,
+        "lanes": lanes,
+        "block_size": block_size,
+        "max_batch_tokens": max_batch_tokens,
+        "max_sequences": max_sequences,
+        "max_model_len": max_model_len,
+        "max_waiting": max_waiting,
+        "patience_s": patience,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
     try:
-        setup = Setup(
-            groups=(blocks or group_blocks(block_size),) * groups,
-            replicas=replicas,
-            lanes=lanes,
-            block_size=block_size,
-            max_batch_tokens=max_batch_tokens,
-            max_sequences=max_sequences,
-            max_model_len=max_model_len,
-            max_waiting=max_waiting,
-            prefix_cache=prefix_cache,
-            one_at_a_time=one_at_a_time,
-            patience_s=float("inf") if patience is None else patience,
-        )
+        setup = replace(base, prefix_cache=prefix_cache, one_at_a_time=one_at_a_time, **given)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    result = run(_requests(trace, form, limit, repeat, rate, seed), setup, LLAMA3_70B_ON_2_H100_AND_4_H20)
+    result = run(_requests(trace, form, limit, repeat, rate, seed), setup, clock)
     if as_json:
         print(to_report(trace.name, result).to_json(ENGINE))
     else:
         _print(result)
+
+
+def _planned(plan: Path | None, block_size: int | None, groups: int | None) -> "tuple[Setup, Clock]":
+    """What is simulated where the options say nothing else."""
+    from pannier.planner import Setup
+    from pannier.planner.lamina import LLAMA3_70B_ON_2_H100_AND_4_H20, group_blocks
+    from pannier.planner.saved import read_plan
+
+    if plan is None:
+        return Setup(groups=(group_blocks(block_size or 64),) * (groups or 1)), LLAMA3_70B_ON_2_H100_AND_4_H20
+    saved = read_plan(plan)
+    if block_size not in (None, saved.block_size):
+        raise ConfigError(f"block_size is {block_size}; the plan's blocks are of {saved.block_size} tokens")
+    setup = saved.setup()
+    return (setup if groups is None else replace(setup, groups=(min(setup.groups),) * groups)), saved.clock
 
 
 def _requests(
