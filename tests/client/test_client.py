@@ -29,7 +29,17 @@ from pannier.client.inbox import Inbox
 from pannier.client.line import Line
 from pannier.net import NetError
 from pannier.wire import encode
-from pannier.wire.messages import Failed, Generate, Message, SamplingParams, Status, TokenLogprob, TopLogprob
+from pannier.wire.messages import (
+    Failed,
+    Generate,
+    Guide,
+    GuideKind,
+    Message,
+    SamplingParams,
+    Status,
+    TokenLogprob,
+    TopLogprob,
+)
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -85,6 +95,17 @@ def test_tokens_and_their_text_can_be_asked_for(gateway: Gateway) -> None:
             client.tokenize([5])  # type: ignore[list-item]  # wrong on purpose
 
 
+@pytest.mark.parametrize(
+    ("prompt", "options"), [("x", {"seed": 1 << 70}), ("x", {"stop": "\ud800"}), ("\ud800", {}), ([1 << 70], {})]
+)
+def test_what_no_message_can_carry_is_refused_at_once(gateway: Gateway, prompt: Any, options: Any) -> None:
+    """And the next request is served."""
+    with Client(gateway.endpoint) as client:
+        with pytest.raises(TypeError, match="a parameter can't be sent"):
+            client.complete(prompt, **options)
+        assert client.complete("as before").text == "as before"
+
+
 def test_log_probabilities_come_with_their_tokens(quiet: Gateway) -> None:
     """In the order of the tokens."""
     logprobs = tuple(TokenLogprob(token, -0.5, (TopLogprob(token, -0.5),)) for token in (4, 5))
@@ -117,6 +138,7 @@ EVERY_PARAMETER: dict[str, Any] = {
     "stop_token_ids": [9],
     "include_stop": True,
     "ignore_eos": True,
+    "guide": Guide(GuideKind.REGEX, "a+"),
 }
 
 

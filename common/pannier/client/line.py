@@ -43,10 +43,14 @@ class Line:
         self._stopped = False
 
     def ask(self, message: Question, inbox: Inbox) -> None:
-        """Send a request whose answers go to `inbox`. Raises `ClientClosed`."""
+        """Send a request whose answers go to `inbox`. Raises `ClientClosed`, and `TypeError` for what can't be sent."""
         if self._stopped:
             raise ClientClosed(CLOSED)
-        self._put(Order(message.request, encode(message), inbox))
+        try:
+            frames = encode(message)
+        except (OverflowError, UnicodeEncodeError) as error:  # a number of over 64 bits, half a character
+            raise TypeError(f"a parameter can't be sent: {error}") from error
+        self._put(Order(message.request, frames, inbox))
         if self._exchange.ended:
             raise ClientClosed(CLOSED)
 

@@ -24,6 +24,7 @@ from pannier.http.errors import ApiError, from_client, invalid
 from pannier.http.guard import Guard
 from pannier.http.health import Readiness
 from pannier.http.metrics import Metrics
+from pannier.http.openapi import openapi
 from pannier.http.requests import DetokenizeRequest, TokenizeRequest, read
 from pannier.runtime.config import HttpConfig
 
@@ -58,6 +59,7 @@ class Front:
             _post("/tokenize", self._tokenize),
             _post("/detokenize", self._detokenize),
             _get("/version", self._version),
+            _get("/openapi.json", self._openapi),
             _get("/livez", self._live),
             _get("/ping", self._live),
             _get("/readyz", self._ready),
@@ -82,6 +84,7 @@ class Front:
             ApiError: self._error,
             ClientError: self._error,
             HTTPException: self._error,
+            TypeError: self._error,
             ClientDisconnect: self._gone,
             Exception: self._error,
         }
@@ -132,6 +135,9 @@ class Front:
 
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": version("pannier")})
+
+    async def _openapi(self, _: Request) -> Response:
+        return JSONResponse(openapi(version("pannier")))
 
     # --- how it is -------------------------------------------------------------------------------------------------
 
