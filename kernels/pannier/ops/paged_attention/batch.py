@@ -1,7 +1,8 @@
 """What the query rows of a step mean: which blocks each of them looks at. Made once per step, used by every call."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
@@ -10,6 +11,8 @@ from pannier.ops.paged_attention.cpu_plan import CpuGeometry, CpuPlan, make_cpu_
 from pannier.ops.paged_attention.plan import Bucket, Geometry, make_plan
 from pannier.ops.paged_attention.scratch import Scratch
 from pannier.ops.paged_attention.segment import PagedSegment
+
+Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class PagedBatch:
     scratch: Scratch
     _plans: dict[Geometry, tuple[Bucket, ...]] = field(default_factory=dict, repr=False, compare=False)
     _cpu_plans: dict[CpuGeometry, CpuPlan] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def build(
@@ -54,6 +58,13 @@ class PagedBatch:
         plan = self._cpu_plans.get(geometry)
         if plan is None:
             plan = self._cpu_plans[geometry] = make_cpu_plan(self.segments, geometry, built)
+        return plan
+
+    def kept(self, kind: Hashable, make: Callable[[], Plan]) -> Plan:
+        """What a form made for its calls of this kind; it is made at the first one."""
+        if kind not in self._kept:
+            self._kept[kind] = make()
+        plan: Plan = self._kept[kind]
         return plan
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from pannier.ops.native import DTYPES, Library
-from pannier.ops.paged_attention.plan import Bucket, Geometry, check_room, make_buckets
-from pannier.ops.paged_attention.segment import PagedSegment, View, visible
+from pannier.ops.paged_attention.plan import Bucket, Geometry, existing_views, make_buckets
+from pannier.ops.paged_attention.segment import PagedSegment, View
 
 TILE = 64
 """As in `cpu.cpp`."""
@@ -119,7 +119,7 @@ def make_cpu_plan(segments: Sequence[PagedSegment], geometry: CpuGeometry, built
 
     Raises ValueError when blocks are missing, IndexError for a block number behind the last one.
     """
-    views, num_rows = _views(segments, geometry)
+    views, num_rows = existing_views(segments, geometry.window, geometry.block_size, geometry.num_blocks)
     few = [view for view in views if view.num_rows <= MAX_ROWS[built.name]]
     many = [view for view in views if view.num_rows > MAX_ROWS[built.name]]
     num_keys = sum(view.num_keys * view.num_rows for view in few)
@@ -134,23 +134,6 @@ def make_cpu_plan(segments: Sequence[PagedSegment], geometry: CpuGeometry, built
         buckets=make_buckets(many, _batched_geometry(geometry), num_rows, torch.device("cpu")),
         owned=(plan, *owned),
     )
-
-
-def _views(segments: Sequence[PagedSegment], geometry: CpuGeometry) -> tuple[list[View], int]:
-    """What is seen, and how many rows there are altogether."""
-    views: list[View] = []
-    first_row = 0
-    for number, segment in enumerate(segments):
-        check_room(number, segment, geometry.block_size)
-        view = visible(segment, first_row, geometry.window, geometry.block_size)
-        if view is not None:
-            if max(view.blocks) >= geometry.num_blocks:
-                raise IndexError(
-                    f"segment {number} names block {max(view.blocks)}; the cache has {geometry.num_blocks}"
-                )
-            views.append(view)
-        first_row += segment.num_queries
-    return views, first_row
 
 
 def _target_keys(num_keys: int, kv_heads: int, threads: int) -> int:

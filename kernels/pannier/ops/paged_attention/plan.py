@@ -52,15 +52,32 @@ class Bucket:
 
 def make_plan(segments: Sequence[PagedSegment], geometry: Geometry, device: torch.device) -> tuple[Bucket, ...]:
     """Buckets that hold every row that sees anything. Raises ValueError when blocks are missing."""
+    views, num_rows = views_of(segments, geometry.window, geometry.block_size)
+    return make_buckets(views, geometry, num_rows, device)
+
+
+def views_of(segments: Sequence[PagedSegment], window: int, block_size: int) -> tuple[list[View], int]:
+    """What is seen, and how many rows there are altogether. Raises ValueError when blocks are missing."""
     views: list[View] = []
     first_row = 0
     for number, segment in enumerate(segments):
-        check_room(number, segment, geometry.block_size)
-        view = visible(segment, first_row, geometry.window, geometry.block_size)
+        check_room(number, segment, block_size)
+        view = visible(segment, first_row, window, block_size)
         if view is not None:
             views.append(view)
         first_row += segment.num_queries
-    return make_buckets(views, geometry, first_row, device)
+    return views, first_row
+
+
+def existing_views(
+    segments: Sequence[PagedSegment], window: int, block_size: int, num_blocks: int
+) -> tuple[list[View], int]:
+    """The same for memory that is read without a check: IndexError for a block number behind the last one."""
+    views, num_rows = views_of(segments, window, block_size)
+    for view in views:
+        if max(view.blocks) >= num_blocks:
+            raise IndexError(f"row {view.first_row} looks at block {max(view.blocks)}; the cache has {num_blocks}")
+    return views, num_rows
 
 
 def make_buckets(views: Sequence[View], geometry: Geometry, num_rows: int, device: torch.device) -> tuple[Bucket, ...]:
