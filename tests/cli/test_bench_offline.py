@@ -125,3 +125,45 @@ def test_all_engines_run_side_by_side(terminal: Terminal, tiny_model: Path, trac
     assert found["settings"]["transformers-continuous"]["attn_implementation"]
     assert "max_batch_tokens" in ran.stdout.splitlines()[-2]
     assert terminal.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_budgets_for_kv_are_compared_with_offloaded(terminal: Terminal, tiny_model: Path) -> None:
+    """As many requests run at once as fit, as was predicted before; the verdict of each budget is in words."""
+    # A token takes 2 calls x 2 heads x (16 + 16) x 2 bytes: 7 blocks of 64 tokens, and 14.
+    small, large = "120KB", "240KB"
+    ran = terminal.call(
+        *("bench", "offline", "--model", str(tiny_model), "--requests", "8", "--input", "200", "--output", "40"),
+        *(
+            "--kv-budget",
+            f"{small},{large}",
+            "--attention",
+            "2",
+            "--attention-memory",
+            "8MB",
+            "--repeats",
+            "1",
+            "--json",
+        ),
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    value = {(row["engine"], row["metric"]): row["value"] for row in found["rows"]}
+    engines = {f"monolithic {small}": 1, f"monolithic {large}": 3, "offloaded": 8}
+    for engine, batch in engines.items():
+        assert value[engine, "batch"] == value[engine, "predicted_batch"] == batch
+        assert value[engine, "decode_tokens_per_s"] > 0
+        assert value[engine, "predicted_decode_tokens_per_s"] > 0
+    ratios = {(each["metric"], each["of"], each["to"]): each["value"] for each in found["ratios"]}
+    assert ratios["batch", "offloaded", f"monolithic {small}"] == 8
+    assert set(found["settings"]["verdict"]) == set(engines) - {"offloaded"}
+    assert all("times the tokens/s (predicted" in said for said in found["settings"]["verdict"].values())
+    assert terminal.left() == []
+
+
+def test_budgets_are_compared_with_no_other_engine() -> None:
+    ran = CliRunner().invoke(
+        app, ["bench", "offline", "--model", "embedded", "--kv-budget", "16MB", "--against", "transformers"]
+    )
+    assert ran.exit_code == typer.BadParameter.exit_code

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pannier.cli.bench_budgets import budgets, compare
+from pannier.cli.budget_report import print_budgets
 from pannier.cli.engines import PEERS, Engine, Timing, stack, transformers
 from pannier.cli.load import Load, vocab_size
 from pannier.cli.report import Report
@@ -37,6 +39,17 @@ def offline(
         list[str] | None, typer.Option(metavar="|".join(PEERS), help="Another engine to time beside; may be repeated.")
     ] = None,
     attention: Annotated[str, typer.Option(help="Attention workers of the offloaded stack, as in `serve`.")] = "1",
+    attention_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For KV blocks, per attention worker, as in 2GB.")
+    ] = None,
+    kv_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,...",
+            help="For KV on the monolithic device, as in 64MB: time each beside offloaded while as many requests "
+            "decode as fit, and predict it before.",
+        ),
+    ] = None,
     lanes: Annotated[int | None, typer.Option(help="As in `serve`.")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float32 or float16, for every engine.")] = "bfloat16",
     max_batch_tokens: Annotated[int | None, typer.Option(help="As in `serve`.")] = None,
@@ -53,21 +66,31 @@ def offline(
     options = ServeOptions(
         model=model, dtype=dtype, lanes=lanes, max_batch_tokens=max_batch_tokens, max_sequences=max(64, requests)
     )
+    offloaded = replace(options, attention=attention, attention_memory=attention_memory)
     load = Load.equal(requests, input, output) if trace is None else Load.of_trace(trace, requests, max_length)
-    report = asyncio.run(_measure(options, attention, peers, load, repeats))
     base = peers or ("monolithic",)
-    report.print(*base)
+    if kv_budget is not None:
+        if peers or trace is not None:
+            raise typer.BadParameter("goes with neither --against nor --trace", param_hint="--kv-budget")
+        alone = budgets(options, kv_budget)
+        report, base = asyncio.run(compare(offloaded, alone, load, repeats)), tuple(alone)
+        print_budgets(report)
+    else:
+        report = asyncio.run(_measure(offloaded, replace(options, monolithic=True), peers, load, repeats))
+        report.print(*base)
     if as_json:
         print(report.to_json(*base))
 
 
-async def _measure(options: "ServeOptions", attention: str, peers: tuple[str, ...], load: Load, repeats: int) -> Report:
-    vocabulary = vocab_size(options.model)
+async def _measure(
+    offloaded: "ServeOptions", monolithic: "ServeOptions", peers: tuple[str, ...], load: Load, repeats: int
+) -> Report:
+    options, vocabulary = offloaded, vocab_size(offloaded.model)
     found: dict[str, list[Timing]] = {}
     async with AsyncExitStack() as running:
         engines: dict[str, Engine] = {
-            "offloaded": await running.enter_async_context(stack(replace(options, attention=attention))),
-            "monolithic": await running.enter_async_context(stack(replace(options, monolithic=True))),
+            "offloaded": await running.enter_async_context(stack(offloaded)),
+            "monolithic": await running.enter_async_context(stack(monolithic)),
         }
         for peer in peers:
             assert options.dtype is not None
