@@ -10,6 +10,7 @@ except ModuleNotFoundError:
     sys.exit("pannier: the commands need more than the client; install pannier[serve]")
 
 from pannier.cli import (
+    audit_dtype,
     bench_kernel,
     bench_link,
     bench_offline,
@@ -32,7 +33,6 @@ from pannier.runtime.errors import PannierError
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Serves large language models with attention offloading: weights here, KV cache there.",
 )
@@ -58,6 +58,11 @@ bench.command()(bench_kernel.kernel)
 bench.command()(bench_overlap.overlap)
 bench.command()(bench_serve.serve)
 app.add_typer(bench, name="bench")
+
+audit = typer.Typer(no_args_is_help=True, help="What element types cost, in time and in accuracy.")
+audit.command()(audit_dtype.dtype)
+audit.callback()(lambda: None)  # a group, even with a single command
+app.add_typer(audit, name="audit")
 
 
 @app.callback()
