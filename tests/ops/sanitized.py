@@ -60,6 +60,13 @@ def check_chunks(built: native.Library, sizes: tuple[int, int], heads_per_kv: in
             torch.testing.assert_close(ours, theirs, rtol=5e-3, atol=5e-3)
 
 
+def check_stream(built: native.Library) -> None:
+    """The rate of reading is measured by reading to the last byte and no further."""
+    for size in (0, 1, 511, 4096, 2**20 + 3):
+        data = torch.zeros(size, dtype=torch.uint8)
+        built.read_stream(built.parallel, 1, data.data_ptr(), size)
+
+
 def main() -> None:
     """In one go, then in parts for several threads."""
     torch.manual_seed(0)
@@ -69,6 +76,7 @@ def main() -> None:
     for threads, shared_bytes in ((1, 2**40), (3, 0)):
         torch.set_num_threads(threads)
         cpu_plan.SHARED_BYTES = shared_bytes
+        check_stream(built)
         for sizes, dtype in product(SIZES, DTYPES):
             heads_per_kv = (1, 3, 20)[sizes[0] % 3]
             check_chunks(built, sizes, heads_per_kv, dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from pannier.ops import PagedBatch, PagedSegment, chunk_attention, merge_partials, merge_sinks, paged_attention
 from pannier.ops.merge_partials import reference
 
+from .builds import every_form, operators_of
 from .shapes import FP32, Heads, Scoring, assert_partials_close, heads, nan_cache, seeds, softcaps, windows
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,17 +35,32 @@ def _full(
     return torch.einsum("hij,jhd->ihd", weights, v).float(), torch.logsumexp(scores, dim=2).T.float()
 
 
+@every_form
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(1, 50), st.lists(st.integers(0, 50), max_size=4), st.integers(0, 50), heads, windows, softcaps,
     st.booleans(), seeds,
 )  # fmt: skip
 def test_random_splits_merge_to_full_attention(
-    rows: int, cuts: list[int], chunk: int, shape: Heads, window: int, softcap: float, with_sinks: bool, seed: int
+    name: str,
+    rows: int,
+    cuts: list[int],
+    chunk: int,
+    shape: Heads,
+    window: int,
+    softcap: float,
+    with_sinks: bool,
+    seed: int,
 ) -> None:
     """The past in random parts (empty ones too), each over its own keys, then the chunk itself, then the sinks."""
+    with operators_of(name):
+        _check_split(rows, cuts, max(0, rows - chunk), shape, window, softcap, with_sinks, seed)
+
+
+def _check_split(
+    rows: int, cuts: list[int], past: int, shape: Heads, window: int, softcap: float, with_sinks: bool, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    past = max(0, rows - chunk)
     q, k, v = shape.qkv(rows, generator)
     how = Scoring(scale=shape.k_size**-0.5, window=window, softcap=softcap)
     merged = chunk_attention(q[past:], k[past:], v[past:], [rows - past], **how)
