@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pannier.ops.chunk_attention import batched, cpu
+from pannier.ops.gpu import uses_triton
 
 
 def chunk_attention(
@@ -18,6 +19,10 @@ def chunk_attention(
     Returns (o [T, H, Dv], l [T, H]), both fp32. Raises ValueError when shapes don't fit.
     """
     _check(q, k, v, lengths)
+    if uses_triton(q.device):
+        from pannier.ops.chunk_attention import triton
+
+        return triton.chunk_attention(q, k, v, lengths, scale=scale, window=window, softcap=softcap)
     if cpu.takes(q, k, v):
         return cpu.chunk_attention(q, k, v, lengths, scale=scale, window=window, softcap=softcap)
     return batched.chunk_attention(q, k, v, lengths, scale=scale, window=window, softcap=softcap)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from pannier.ops.gpu import gpu_form, uses_triton
 from pannier.ops.paged_attention import batched, cpu
 from pannier.ops.paged_attention.batch import PagedBatch, PagedSegment, Scratch
 
@@ -21,9 +22,22 @@ def paged_attention(
     number behind the last one.
     """
     _check(q, keys, values, batch)
+    if uses_triton(q.device):
+        return _attend_on_gpu(q, keys, values, batch, scale, window, softcap)
     if cpu.takes(q, keys, values):
         return cpu.paged_attention(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
     return batched.paged_attention(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
+
+
+def _attend_on_gpu(
+    q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, scale: float, window: int, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """Imports what only a GPU needs."""
+    if gpu_form(q.device).name == "flashinfer":
+        from pannier.ops.paged_attention.flashinfer import paged_attention as attend
+    else:
+        from pannier.ops.paged_attention.triton import paged_attention as attend
+    return attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
 
 
 def _check(q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch) -> None:

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from pannier.ops.gpu import uses_triton
 from pannier.ops.store_kv import batched, cpu
 
 
@@ -11,10 +12,15 @@ def store_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) 
     keys [P, G, K, Dk] and values [P, G, K, Dv] are written in place; slots [N] int64 is block * K + offset, each slot
     at most once, all in the cache; k [N, G, Dk], v [N, G, Dv] of any float dtype.
 
-    Raises ValueError when the shapes don't fit, IndexError for a slot behind the last one.
+    Raises ValueError when the shapes don't fit, IndexError for a slot behind the last one; on a GPU, where knowing it
+    would mean waiting, such a row is left out.
     """
     _check(keys, values, slots, k, v)
-    if cpu.takes(keys, values, slots, k, v):
+    if uses_triton(keys.device):
+        from pannier.ops.store_kv import triton
+
+        triton.store_kv(keys, values, slots, k, v)
+    elif cpu.takes(keys, values, slots, k, v):
         cpu.store_kv(keys, values, slots, k, v)
     else:
         batched.store_kv(keys, values, slots, k, v)
