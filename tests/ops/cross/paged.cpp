@@ -1,0 +1,58 @@
+// Attention over blocks, in whatever build this is, beside its definition.
+
+#include "../../../kernels/pannier/ops/paged_attention/cpu.cpp"
+#include "check.h"
+
+using namespace pannier;
+
+constexpr int BLOCKS = 12, KV_HEADS = 2, NUM_KEYS = 100, ROWS = 3;
+
+template <class T>
+double worst_of(Random& random, int type, int block_size, int heads_per_kv, int k_size, int v_size, int window, float cap) {
+    const int heads = KV_HEADS * heads_per_kv;
+    const auto q = stored_numbers<T>(random, ROWS * heads * k_size);
+    const auto keys = stored_numbers<T>(random, 128 * KV_HEADS * k_size);
+    const auto values = stored_numbers<T>(random, 128 * KV_HEADS * v_size);
+    std::vector<int32_t> table;
+    for (int block = (NUM_KEYS + block_size - 1) / block_size - 1; block >= 0; block--) table.push_back(block);
+    std::vector<float> o(ROWS * heads * v_size, NAN), lse(ROWS * heads, NAN);
+    const int ahead = NUM_KEYS - ROWS, first_key = window ? std::max(0, ahead + 1 - window) : 0;
+    const Part part = {0, first_key, NUM_KEYS, ahead, 0, ROWS, 0, 0};
+    Plan plan = {};
+    plan.parts = &part, plan.tables = table.data(), plan.num_parts = 1, plan.num_threads = 1;
+    plan.row_stride = heads * k_size, plan.head_stride = k_size, plan.kv_heads = KV_HEADS;
+    plan.heads_per_kv = heads_per_kv, plan.k_size = k_size, plan.v_size = v_size, plan.block_size = block_size;
+    plan.window = window, plan.q_type = plan.kv_type = type, plan.scale = 1.5f, plan.softcap = cap;
+    pannier_paged_attention(&plan, q.data(), keys.data(), values.data(), o.data(), lse.data());
+    double worst = 0;
+    for (int at = 0; at < ROWS * heads; at++) {
+        const int last = ahead + at / heads, g = at % heads / heads_per_kv;
+        Definition<T> exact = {&q[at * k_size], k_size, v_size, plan.scale, cap, {}};
+        for (int key = window ? std::max(0, last - window + 1) : 0; key <= last; key++) {
+            const int slot = (table[key / block_size] * KV_HEADS + g) * block_size + key % block_size;
+            exact.see(&keys[slot * k_size], &values[slot * v_size]);
+        }
+        worst = std::fmax(worst, exact.distance(&o[at * v_size], lse[at]));
+    }
+    return worst;
+}
+
+int main() {
+    Random random;
+    double worst = 0;
+    const int sizes[][2] = {{64, 64}, {5, 33}, {80, 128}};
+    for (const auto& [k_size, v_size] : sizes)
+        for (int block_size : {1, 16, 64})
+            for (int heads_per_kv : {1, 3, 20})
+                for (int window : {0, 7})
+                    for (float cap : {0.0f, 2.0f}) {
+                        const auto check = [&](auto number, int type) {
+                            typedef decltype(number) T;
+                            const double found =
+                                worst_of<T>(random, type, block_size, heads_per_kv, k_size, v_size, window, cap);
+                            worst = std::fmax(worst, found);
+                        };
+                        check(float{}, FLOAT32), check(Bf16{}, BFLOAT16), check(Half{}, FLOAT16);
+                    }
+    return verdict("attention over blocks", worst);
+}
