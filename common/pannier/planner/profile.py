@@ -25,25 +25,36 @@ class LinkRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     round_trip_s: float
 
 
-class ModelTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of a step of one model's own slices with so many rows, attention left out."""
+class SliceTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of all slices of a model for a step of so many rows, and of drawing; attention left out."""
 
     model: str
     dtype: str
     threads: int
     rows: int
+    is_shared: bool
+    """Whether another process read from memory all the while, as an attention worker does."""
     seconds: float
 
 
 class AttentionTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of one attention call of a model, its K and V stored first; `is_shared`: another one ran beside it."""
+    """Seconds of one attention call of a model, for so many decode rows that each see so many tokens."""
 
     model: str
     dtype: str
     threads: int
     rows: int
     context: int
+    is_shared: bool
     seconds: float
+
+
+class EngineCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the engine itself takes beside slices, attention and links: of each call, and of each lane-step."""
+
+    is_monolithic: bool
+    call_s: float
+    step_s: float
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,10 +76,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """By "from-to"; what is read and what is written, together."""
     gemms: list[GemmRate] = []
     links: list[LinkRate] = []
-    models: list[ModelTime] = []
+    slices: list[SliceTime] = []
     attention: list[AttentionTime] = []
-    step_overhead_s: float = 0.0
-    """Of one lane-step, outside slices, attention and links: planning, messages, drawing."""
+    engine: list[EngineCost] = []
 
     def flops(self, dtype: str) -> float | None:
         """The best rate of the dtype; None if it wasn't measured."""

@@ -52,8 +52,9 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             replicas=layout.replicas,
             lanes=layout.lanes,
             block_size=layout.block_size,
-            max_batch_tokens=layout.chunk,
-            max_sequences=max(1024, figures.sequences),
+            # A step of the scheduler has room for all sequences, should they all be in one lane.
+            max_batch_tokens=max(layout.chunk, figures.sequences),
+            max_sequences=figures.sequences,
         )
 
     @property

@@ -132,6 +132,8 @@ class GatewayConfig(RoleConfig):
     """Tokens of prompt and completion together; None: the model's window."""
     block_size: Literal[16, 32, 64] = 64
     """Tokens per KV block."""
+    emulate_past: bool = False
+    """Take prompts for stored instead of having them computed: what is drawn then means nothing."""
     heads_split: HeadsSplit | None = None
     """KV heads per attention worker, as in "5,3"; None: planned from memory and bandwidth."""
     kv_dtype: DtypeName = "auto"
@@ -190,8 +192,9 @@ class ComputeConfig(RoleConfig):
     emulate_bandwidth: PositiveFloat | None = None
     """Gbit/s of each link and direction, if it has more."""
     emulate_rate: PositiveFloat = 1.0
-    """When monolithic, as an attention worker's; and so is the next."""
+    """When monolithic, as an attention worker's; and so are the next two."""
     emulate_attention: EmulatedTime | None = None
+    emulate_past: bool = False
 
     @model_validator(mode="after")
     def _stage_is_one(self) -> Self:
@@ -227,6 +230,8 @@ class AttentionConfig(RoleConfig):
     """How fast attention is beside what it really is here, at most 1: every call waits until it has taken so long."""
     emulate_attention: EmulatedTime | None = None
     """The calls of a lane-step wait until they have taken at least so long together."""
+    emulate_past: bool = False
+    """Start with random numbers in all blocks, as the gateway's switch of this name needs them."""
     emulate_dtypes: DtypeNames | None = None
     """As if the device computed, beside float32, only these natively: "float16" is one without bfloat16."""
 

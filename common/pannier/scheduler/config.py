@@ -28,6 +28,8 @@ class SchedulerConfig:
     """K and V of one token over all calls and heads, to be told who doesn't fit; None if nobody knows."""
     namespace: str = ""
     """Model and dtype: what K and V depend on beside the tokens."""
+    assume_stored: bool = False
+    """Take all of a prompt but its last token for stored: to measure decode steps whose prompts nobody computed."""
     plan_ahead: int = 2
     """Steps of one lane that may be planned and not committed: the one that runs and those prepared behind it."""
 
@@ -37,6 +39,8 @@ class SchedulerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.policy not in get_args(Policy):
             raise ValueError(f"policy is {self.policy!r}; it must be one of {', '.join(get_args(Policy))}")
+        if self.assume_stored and self.prefix_cache:
+            raise ValueError("assume_stored is on, so prefix_cache must be off: what nobody computed can't be shared")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len is {self.max_model_len}; it must be at least 2, a prompt and an output")
         if self.max_batch_tokens < self.max_sequences:

@@ -65,7 +65,8 @@ class Memory:
         pool.hold(found)
         sequence.blocks = found + pool.allocate(blocks_for(sequence.length, self._block_size) - len(found))
         sequence.spare = pool.allocate(needed - len(sequence.blocks))
-        sequence.num_stored = sequence.num_planned = len(found) * self._block_size
+        stored = sequence.num_prompt - 1 if self._config.assume_stored else len(found) * self._block_size
+        sequence.num_stored = sequence.num_planned = stored
         return True
 
     def _spread(self, sequence: Sequence, needed: int) -> bool:

@@ -7,7 +7,9 @@ import torch
 
 from pannier.attention.core import AttentionCore
 from pannier.attention.pace import Pace
+from pannier.attention.past import DrawnCache
 from pannier.attention.worker import AttentionWorker
+from pannier.ops.kv_cache import KVCache
 from pannier.ops.native import cpu_isa
 from pannier.runtime.config import AttentionConfig
 from pannier.runtime.kernels import log_kernels
@@ -44,7 +46,7 @@ class AttentionService(WorkerService):
         worker = AttentionWorker(
             context,
             config.name,
-            AttentionCore(device, pace=pace),
+            AttentionCore(device, DrawnCache if config.emulate_past else KVCache, pace),
             config.listen,
             self.sockets.gateway,
             config.spin_us,

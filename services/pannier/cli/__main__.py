@@ -11,6 +11,7 @@ except ModuleNotFoundError:
 
 from pannier.cli import (
     audit_dtype,
+    bench_device,
     bench_kernel,
     bench_link,
     bench_offline,
@@ -54,6 +55,7 @@ app.command()(roles.http)
 bench = typer.Typer(no_args_is_help=True, help="Measure, side by side in one run.")
 bench.command()(bench_offline.offline)
 bench.command()(bench_link.link)
+bench.command()(bench_device.device)
 bench.command()(bench_kernel.kernel)
 bench.command()(bench_overlap.overlap)
 bench.command()(bench_serve.serve)

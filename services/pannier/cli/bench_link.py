@@ -42,7 +42,7 @@ def link(
     if geometry is not None and model is not None:
         cases.append(geometry.case(model, rows))
     report = Report("bench link", settings={"machine": {"load before": _load()}})
-    with tempfile.TemporaryDirectory(prefix="pannier-bench-") as folder, _ends(Path(folder), cases) as ends:
+    with tempfile.TemporaryDirectory(prefix="pannier-bench-") as folder, every_link(Path(folder), cases) as ends:
         _report(report, _measure(ends, cases, repeats))
     if geometry is not None:
         _report_need(report, geometry, cases[-1], rows)
@@ -84,7 +84,7 @@ def _report_need(report: Report, geometry: Geometry, case: Case, rows: int) -> N
 
 
 @contextmanager
-def _ends(folder: Path, cases: list[Case]) -> "Iterator[dict[str, End]]":
+def every_link(folder: Path, cases: list[Case]) -> "Iterator[dict[str, End]]":
     """Links of all kinds to one other process, which ends with this."""
     import json
     import subprocess

@@ -70,7 +70,7 @@ class Report:
         """The object that programs read, on one line."""
         found: dict[str, Any] = {
             "command": self.command,
-            "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
+            "machine": {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()},
             "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
             "rows": [asdict(row) for row in self.rows],
             "ratios": [asdict(ratio) for ratio in self.ratios(*to)],
@@ -108,7 +108,8 @@ class Report:
         return table
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """The processor as it calls itself."""
     try:
         with open("/proc/cpuinfo") as lines:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

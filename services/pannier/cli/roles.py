@@ -90,9 +90,11 @@ def _local_attention(config: "ComputeConfig") -> "tuple[AttentionCore, Attention
     """Attention for the compute worker's own process; only the command line knows both services."""
     from pannier.attention.core import AttentionCore
     from pannier.attention.pace import Pace
+    from pannier.attention.past import DrawnCache
     from pannier.attention.service import attention_facts
+    from pannier.ops.kv_cache import KVCache
     from pannier.runtime.machine import open_device
 
     device, pace = open_device(config.device), Pace.of(config)
     facts = attention_facts(device, config.attention_memory, endpoint="", pace=pace)
-    return AttentionCore(device, pace=pace), facts
+    return AttentionCore(device, DrawnCache if config.emulate_past else KVCache, pace), facts

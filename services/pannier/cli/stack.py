@@ -59,6 +59,8 @@ class ServeOptions:
     """One for all attention workers, or one for each, separated by commas."""
     emulate_delay: float | None = None
     emulate_bandwidth: float | None = None
+    emulate_past: bool | None = None
+    """Prompts count as stored, in caches of random numbers."""
     timelines: Path | None = None
     """A folder for what the lanes of each compute worker do."""
 
@@ -81,6 +83,7 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
         **_named(options, ("insecure", "keys", "encrypt")),
         "threads": max(1, host_cores() // len([*compute, *attention])),
         "emulate_attention": options.emulate_attention,
+        "emulate_past": options.emulate_past,
     }
     cores = _cores(options, len([*compute, *attention]))
     holders = compute if options.monolithic else attention
@@ -132,7 +135,7 @@ def _gateway(options: ServeOptions, folder: Path, compute_workers: int, attentio
     }
     same = (
         "model", "served_model_name", "max_batch_tokens", "max_sequences", "max_waiting", "policy", "prefix_cache",
-        "max_model_len", "block_size", "heads_split", "kv_dtype", "insecure", "keys", "encrypt",
+        "max_model_len", "block_size", "heads_split", "kv_dtype", "insecure", "keys", "encrypt", "emulate_past",
     )  # fmt: skip
     return load(GatewayConfig, flags=flags | _named(options, same))
 

@@ -400,7 +400,8 @@ class GatewayService:
             max_waiting=config.max_waiting,
             block_size=config.block_size,
             policy=config.policy,
-            prefix_cache=config.prefix_cache,
+            prefix_cache=config.prefix_cache and not config.emulate_past,
+            assume_stored=config.emulate_past,
             token_bytes=self.fleet.config.token_bytes(facts),
             namespace=f"{facts.digest} {facts.dtype} {config.kv_dtype}",
         )
