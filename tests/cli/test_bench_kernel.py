@@ -70,7 +70,7 @@ def test_the_operators_say_which_dtypes_they_store(dtype: str, offered: bool) ->
 def test_memory_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any is taken."""
     monkeypatch.setattr(bench_kernel, "host_memory", lambda: Memory(8 << 30, 4 << 30))
-    with pytest.raises(ConfigError, match=r"decode, 32 x 16384 keys.* GiB, and 4.0 are free; leave 'decode' out"):
+    with pytest.raises(ConfigError, match=r"decode 32 x 16384 keys.* GiB, and 4.0 are free; leave 'decode' out"):
         bench_kernel.check_memory(bench_kernel.listed_shapes("decode,chunk"))
     bench_kernel.check_memory(bench_kernel.listed_shapes("chunk"))
 
@@ -82,7 +82,7 @@ def test_the_command_measures_every_kind(monkeypatch: pytest.MonkeyPatch, tmp_pa
     options = ["--shapes", "few", "--repeats", "3", "--seconds", "0", "--json", "--plot", str(plot)]
     ran = CliRunner().invoke(app, ["bench", "kernel", *options])
     assert ran.exit_code == 0, ran.output
-    found = json.loads(ran.output.splitlines()[-1])
+    found = json.loads(ran.stdout.splitlines()[-1])
     rows = {(row["case"], row["engine"], row["metric"]): row for row in found["rows"]}
     for shape in SHAPES:
         metrics = {metric for case, engine, metric in rows if (case, engine) == (shape.name, OURS)}
@@ -93,6 +93,16 @@ def test_the_command_measures_every_kind(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert {(ratio["of"], ratio["to"]) for ratio in found["ratios"]} >= {(OURS, CONTIGUOUS), (OURS, PAGED)}
     drawn = xml.etree.ElementTree.parse(plot)
     assert len(drawn.findall(".//{*}circle")) == 3 + 3 + 3 + 2  # the roof's corners, then three shapes, two in blocks
+
+
+def test_when_time_is_up_no_shape_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that are left out are named."""
+    monkeypatch.setattr(bench_kernel, "GROUPS", {"few": SHAPES})
+    ran = CliRunner().invoke(app, ["bench", "kernel", "--shapes", "few", "--seconds", "0", "--budget", "0", "--json"])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert {row["case"] for row in found["rows"]} == {MACHINE}
+    assert all(found["settings"][MACHINE][shape.name].startswith("left out") for shape in SHAPES)
 
 
 def test_what_is_no_group_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +34,7 @@ def kernel(
     shapes: Annotated[str, typer.Option(metavar="|".join(GROUPS), help="Some, with commas.")] = ",".join(GROUPS),
     repeats: Annotated[int, typer.Option(min=1, help="Alternating repeats of each engine.")] = 3,
     seconds: Annotated[float, typer.Option(min=0, help="Of each repeat; one call at least.")] = 0.1,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds, after which no further shape is begun.")] = 150.0,
     threads: Annotated[int | None, typer.Option(min=1, help="As many as torch takes, if not given.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the roofline into this .svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
@@ -41,7 +44,7 @@ def kernel(
     if plot is not None and plot.suffix != ".svg":
         raise ConfigError(f"--plot is {plot}; it must end with .svg")
     check_memory(listed)
-    report = _run(listed, threads, repeats, seconds)
+    report = _run(listed, threads, repeats, seconds, budget)
     print_summary(report, listed)
     if plot is not None:
         plot.write_text(roofline(report, listed), encoding="utf-8")
@@ -71,7 +74,7 @@ def check_memory(shapes: list[Shape]) -> None:
         )
 
 
-def _run(shapes: list[Shape], threads: int | None, repeats: int, seconds: float) -> Report:
+def _run(shapes: list[Shape], threads: int | None, repeats: int, seconds: float, budget: float) -> Report:
     import torch
 
     from pannier.cli.kernel_ceilings import Ceilings
@@ -83,13 +86,16 @@ def _run(shapes: list[Shape], threads: int | None, repeats: int, seconds: float)
     facts = {"threads": torch.get_num_threads(), "build": cpu_isa().name or "none", "load before": _load()}
     report = Report("bench kernel", settings={MACHINE: facts, CONTIGUOUS: {}, PAGED: {}})
     with torch.inference_mode():
-        ceilings = Ceilings()
+        ceilings, end = Ceilings(), time.monotonic() + budget
         for shape in shapes:
-            if is_offered(shape.dtype):
+            if not is_offered(shape.dtype):
+                facts[shape.dtype] = "not offered by the operators"
+            elif time.monotonic() > end:
+                facts[shape.name] = "left out, as time was up"
+            else:
+                print(shape.name, file=sys.stderr)
                 _measure(report, shape, ceilings, repeats, seconds)
                 gc.collect()  # before the next one takes its memory
-            else:
-                facts[shape.dtype] = "not offered by the operators"
         for ceiling in (STREAM, GEMM):
             ceilings.sample(ceiling, seconds)
             report.add(MACHINE, ceiling, *UNITS[ceiling], ceilings.found[ceiling])

@@ -6,6 +6,7 @@ from typing import Literal
 Kind = Literal["decode", "past", "chunk", "store", "merge"]
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 """Bytes of an element."""
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
 BLOCK_SIZE = 64
 STREAM, GEMM = "read stream", "bf16 GEMM"
 
@@ -19,7 +20,7 @@ class Heads:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.q_heads}/{self.kv_heads} heads of {self.size}"
+        return f"{self.q_heads}/{self.kv_heads}x{self.size}"
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ class Shape:
         """For people and for the long form."""
         rows = f"{self.sequences} x {self.rows} rows" if self.sequences > 1 else f"{self.rows} rows"
         what = {
-            "decode": f"decode, {self.sequences} x {self.keys} keys",
+            "decode": f"decode {self.sequences} x {self.keys} keys",
             "past": f"{rows} over a past of {self.keys}",
-            "chunk": f"inside chunks, {rows}",
-            "store": f"store, {rows}",
-            "merge": f"merge, {rows}",
+            "chunk": f"chunks of {rows}",
+            "store": f"store {rows}",
+            "merge": f"merge {rows}",
         }
-        return f"{what[self.kind]}, {self.heads}, {self.dtype}"
+        return f"{what[self.kind]}, {self.heads} {SHORT.get(self.dtype, self.dtype)}"
 
     @property
     def stored_bytes(self) -> int:
@@ -93,9 +94,9 @@ SMALL = Heads(9, 3, 64)
 GROUPS: dict[str, tuple[Shape, ...]] = {
     "decode": tuple(Shape("decode", 32, 1, keys, heads) for heads in LARGE for keys in (1024, 4096, 16384)),
     "long": tuple(Shape("decode", 1, 1, 65536, heads) for heads in LARGE),
-    "dtypes": tuple(Shape("decode", 32, 1, 4096, LARGE[0], dtype) for dtype in WIDTHS if dtype != "bfloat16"),
     "past": tuple(Shape("past", 1, 512, 4096, heads) for heads in LARGE),
     "chunk": tuple(Shape("chunk", 1, rows, 0, heads) for rows in (512, 2048) for heads in LARGE),
+    "dtypes": tuple(Shape("decode", 32, 1, 4096, LARGE[0], dtype) for dtype in WIDTHS if dtype != "bfloat16"),
     "step": (
         Shape("decode", 32, 1, 200, SMALL),
         Shape("past", 4, 16, 1000, SMALL),
