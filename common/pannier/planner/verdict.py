@@ -74,7 +74,7 @@ def judge(answer: Answer) -> Verdict:
     found = answer.offloaded
     held, bound = held_by(found.figures), WAYS_OUT[found.figures.step.bound.held_by]
     if answer.homogeneous is None:
-        return Verdict(True, f"disaggregate: no homogeneous engine of these works; {held}", bound=f"{held}: {bound}")
+        return Verdict(True, f"disaggregate: no homogeneous engine of these works; {held}", bound=bound)
     engine, figures = answer.homogeneous
     gain = Gain.of(found.layout, found.figures, figures)
     alone = None if answer.alone is None else answer.alone.usd_per_mtok / found.figures.usd_per_mtok
@@ -83,7 +83,7 @@ def judge(answer: Answer) -> Verdict:
         sentence = f"disaggregate: {gain.product:.2f} times the tokens per dollar of {rival}; {held}"
     else:
         sentence = f"do not disaggregate: {gain.product:.2f} times the tokens per dollar of {rival}; {held}"
-    return Verdict(gain.product > 1, sentence, gain, alone, f"{held}: {bound}")
+    return Verdict(gain.product > 1, sentence, gain, alone, bound)
 
 
 def held_by(figures: Figures) -> str:
