@@ -15,19 +15,20 @@ CALLS = (m.CallGeometry(4, 4, 8, 8, 1.0, 0, 0.0),)
 @pytest.mark.parametrize(
     ("own", "wanted", "native", "chosen"),
     [
-        (BF16, None, {F32, BF16, F16}, Dtypes(BF16, BF16)),
-        (BF16, None, {F32, F16}, Dtypes(F16, F16)),
-        (BF16, None, {F32}, Dtypes(F32, F32)),
-        (F16, None, {F32, BF16}, Dtypes(F32, F32)),
-        (F32, None, {F32, BF16, F16}, Dtypes(F32, F32)),
-        (BF16, F16, {F32, BF16, F16}, Dtypes(F16, F16)),
-        (F32, BF16, {F32, BF16}, Dtypes(BF16, BF16)),
-        (BF16, F32, {F32, BF16}, Dtypes(F32, BF16)),
+        (BF16, None, {F32, BF16, F16}, (BF16, BF16)),
+        (BF16, None, {F32, F16}, (F16, F16)),
+        (BF16, None, {F32}, (F32, F32)),
+        (F16, None, {F32, BF16}, (F32, F32)),
+        (F32, None, {F32, BF16, F16}, (F32, F32)),
+        (BF16, F16, {F32, BF16, F16}, (F16, F16)),
+        (F32, BF16, {F32, BF16}, (BF16, BF16)),
+        (BF16, F32, {F32, BF16}, (F32, BF16)),
     ],
 )
-def test_links_carry_the_narrower_type(own: Dtype, wanted: Dtype | None, native: set[Dtype], chosen: Dtypes) -> None:
+def test_links_carry_the_narrower_type(own: Dtype, wanted: Dtype | None, native: set[Dtype], chosen: tuple[Dtype, Dtype]) -> None:
     """So that rounding is done before sending. Blocks have the model's type where attention computes it."""
-    assert choose_dtypes(own, wanted, native) == chosen
+    found = choose_dtypes(own, wanted, native)
+    assert (found.kv.dtype, found.wire.dtype) == chosen
 
 
 class Gateway:

@@ -66,7 +66,7 @@ def test_memory_has_units() -> None:
         (ComputeConfig, {"model": "m", "dtype": "int8"}, "dtype is 'int8'; it must be 'auto', 'float32', 'bfloat16'"),
         (AttentionConfig, {"memory": "much"}, "memory is 'much'; it must be"),
         (AttentionConfig, {"listen": "5151"}, "listen is '5151'; it must be tcp://HOST:PORT or ipc://PATH"),
-        (AttentionConfig, {"nmae": "x"}, "attention has no setting 'nmae'; it has device, emulate_attention"),
+        (AttentionConfig, {"nmae": "x"}, "attention has no setting 'nmae'; it has cores, device, dtype_strict"),
     ],
 )
 def test_bad_input_gets_one_sentence(kind: type[RoleConfig], values: dict[str, object], sentence: str) -> None:

@@ -159,6 +159,8 @@ class ComputeConfig(RoleConfig):
     """The gateway's control endpoint."""
     device: Device = "cpu"
     dtype: DtypeName = "auto"
+    dtype_strict: bool = False
+    """Fail a step in which weights, K, V or what links carry are converted, instead of counting that."""
     lanes: Annotated[int, Field(ge=1, le=8)] = 2
     max_model_len: Annotated[int, Field(ge=2)] | None = None
     """Freezes rotary variants that depend on the longest position; None: the model's window."""
@@ -195,6 +197,8 @@ class ComputeConfig(RoleConfig):
     """When monolithic, as an attention worker's; and so are the next two."""
     emulate_attention: EmulatedTime | None = None
     emulate_past: bool = False
+    emulate_dtypes: DtypeNames | None = None
+    """As if the device computed, beside float32, only these natively."""
 
     @model_validator(mode="after")
     def _stage_is_one(self) -> Self:
@@ -218,6 +222,8 @@ class AttentionConfig(RoleConfig):
     device: Device = "cpu"
     memory: ByteSize | None = None
     """Bytes for KV blocks, as in "2GiB"; None: a share of what is free."""
+    dtype_strict: bool = False
+    """Fail a step in which K, V or what links carry are converted, instead of counting that."""
     listen: Endpoint = "tcp://127.0.0.1:0"
     """Where compute workers reach it; they are told the real one, so port 0 is fine."""
     spin_us: NonNegativeInt = SPIN_US

@@ -1,6 +1,7 @@
 """What a device has and can do: memory, measured read bandwidth, element types that it computes natively."""
 
 import time
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,6 +14,7 @@ _KV_SHARE = {"cpu": 0.25, "cuda": 0.9}
 _READ_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
 """Larger than the caches."""
 _MEASURE_S = 0.15
+_PRODUCT_S = 0.05
 
 
 def open_device(name: str) -> torch.device:
@@ -49,6 +51,17 @@ def read_bandwidth(device: torch.device) -> float:
     while time.perf_counter() < end:
         best_s = min(best_s, _pass_s(data))
     return data.nbytes / best_s
+
+
+def product_s(multiply: Callable[[torch.Tensor], object], weights: Sequence[torch.Tensor]) -> float:
+    """Seconds of a product with one weight: of the fastest pass over all, which should be more than caches hold."""
+    best_s, end = float("inf"), time.perf_counter() + _PRODUCT_S
+    while time.perf_counter() < end or best_s == float("inf"):
+        begin = time.perf_counter()
+        for weight in weights:
+            multiply(weight)
+        best_s = min(best_s, time.perf_counter() - begin)
+    return best_s / len(weights)
 
 
 def native_dtypes(device: torch.device) -> tuple[Dtype, ...]:

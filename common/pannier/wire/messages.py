@@ -79,6 +79,14 @@ class StageFacts(Record, frozen=True):
     """Where the stage before it reaches it; the first one is reached by the last."""
 
 
+class DtypeChoice(Record, frozen=True):
+    """What element type a role has (`pannier.runtime.dtype_policy`), and why."""
+
+    role: str
+    dtype: Dtype
+    reason: str
+
+
 class ComputeFacts(Record, frozen=True):
     """What a compute worker brings: the model's geometry and how it runs it."""
 
@@ -95,6 +103,8 @@ class ComputeFacts(Record, frozen=True):
     weight_bytes: int
     stage: StageFacts | None = None
     """None: it runs the whole model."""
+    dtypes: tuple[DtypeChoice, ...] = ()
+    """Of its own roles."""
 
 
 class AttentionFacts(Record, frozen=True):

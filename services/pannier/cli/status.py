@@ -45,8 +45,19 @@ def _print(found: dict[str, Any]) -> None:
     state = "ready" if found["ready"] else "not ready"
     console.print(f"{found['model']}: {state}, {requests['running']} running, {requests['waiting']} waiting")
     console.print(table)
+    for line in _dtypes(found["processes"]):
+        console.print(line, soft_wrap=True)
     if (waits := _waits(found["lanes"])) is not None:
         console.print(waits)
+
+
+def _dtypes(processes: list[dict[str, Any]]) -> list[str]:
+    """The element type of each role and why, once for all workers that say the same."""
+    who: dict[str, list[str]] = {}
+    for process in processes:
+        for role, choice in process.get("dtypes", {}).items():
+            who.setdefault(f"{role} {choice['dtype']}: {choice['reason']}", []).append(process["name"])
+    return [f"{said} ({', '.join(names)})" for said, names in who.items()]
 
 
 def _waits(lanes: list[dict[str, Any]]) -> str | None:

@@ -7,21 +7,17 @@ import torch
 
 from pannier.compute.emulation import Emulation
 from pannier.compute.link import LocalAttention
+from pannier.compute.load import Loaded, load_model
 from pannier.compute.stage_link import StageLink
 from pannier.compute.worker import ComputeWorker
 from pannier.net.shm import CannotShare, functions
 from pannier.runtime.config import ComputeConfig, LinkKind
-from pannier.runtime.errors import ModelError
-from pannier.runtime.kernels import log_kernels
-from pannier.runtime.machine import native_dtypes, open_device
 from pannier.runtime.model_source import ModelSource, resolve
-from pannier.runtime.random_models import build
 from pannier.runtime.service import in_thread, run_service
 from pannier.runtime.worker_service import DataContext, Facts, Worker, WorkerService
-from pannier.slicer import WHOLE, CannotLoad, CannotSlice, SlicedModel, Stage, load, slice_model
-from pannier.wire import Dtype
+from pannier.slicer import WHOLE, SlicedModel, Stage
 from pannier.wire import messages as m
-from pannier.wire.tensors import TORCH_DTYPES, WIRE_DTYPES
+from pannier.wire.tensors import WIRE_DTYPES
 
 log = structlog.get_logger()
 
@@ -53,14 +49,14 @@ class ComputeService(WorkerService):
             torch.set_num_threads(config.threads)
         check_link(config.link)
         source = resolve(config.model)
-        model = await in_thread(load_model, config, source)
+        loaded = await in_thread(load_model, config, source)
         core, attention = await in_thread(self._local) if self._local is not None else (None, None)
         stage = Stage(config.stage, config.stages)
         stage_link = None if stage == WHOLE else StageLink(context, config.listen, self.sockets.links)
         worker = ComputeWorker(
             context,
             config.name,
-            model,
+            loaded.model,
             num_lanes(config),
             self.sockets.gateway,
             core,
@@ -74,7 +70,7 @@ class ComputeService(WorkerService):
             timeline=config.timeline,
         )
         endpoint = "" if stage_link is None else stage_link.endpoint
-        return worker, Facts(compute_facts(config, source, model, endpoint), attention)
+        return worker, Facts(compute_facts(config, source, loaded, endpoint), attention)
 
 
 def check_link(link: LinkKind) -> None:
@@ -88,40 +84,16 @@ def check_link(link: LinkKind) -> None:
             log.warning("no shared memory: links within this host use sockets", reason=str(error))
 
 
-def load_model(config: ComputeConfig, source: ModelSource) -> SlicedModel:
-    """The sliced model on its device, with progress in the log. Raises `ModelError`, `DeviceError`."""
-    device = open_device(config.device)
-    log_kernels(device, "attention inside prompts takes several times as long")
-    dtype = _dtype(config, device)
-    length, cache_dir = config.max_model_len, config.cache_dir
-    stage = Stage(config.stage, config.stages)
-    try:
-        if source.path is not None:
-            return load(
-                source.path,
-                dtype=dtype,
-                device=device,
-                max_model_len=length,
-                stage=stage,
-                cache_dir=cache_dir,
-                progress=_say,
-            )
-        assert source.shape is not None
-        _say(f"drawing random weights for {source.name}")
-        model = build(source.shape, source.seed, dtype)
-        return slice_model(model, device=device, max_model_len=length, stage=stage, cache_dir=cache_dir)
-    except (CannotLoad, CannotSlice, ValueError) as error:
-        raise ModelError(str(error)) from error
-
-
 def num_lanes(config: ComputeConfig) -> int:
     """Lanes of a worker: as many again for every further stage, which would wait for the others without."""
     return config.lanes * config.stages
 
 
-def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel, endpoint: str) -> m.ComputeFacts:
+def compute_facts(config: ComputeConfig, source: ModelSource, loaded: Loaded, endpoint: str) -> m.ComputeFacts:
     """The model's geometry and how it runs here; `endpoint` is where the stage before this one comes in."""
-    emulated = str(Emulation.of(config))
+    model = loaded.model
+    fewer = "" if config.emulate_dtypes is None else f"natively {', '.join(config.emulate_dtypes)}"
+    emulated = ", ".join(filter(None, (str(Emulation.of(config)), fewer)))
     if emulated:
         log.warning("the device is emulated: no figure is its own", emulated=emulated)
     return m.ComputeFacts(
@@ -137,6 +109,7 @@ def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
         weight_bytes=model.weight_bytes,
+        dtypes=tuple(m.DtypeChoice(role, choice.dtype, choice.reason) for role, choice in loaded.dtypes.items()),
         stage=None if config.stages == 1 else _stage_facts(config, model, endpoint),
     )
 
@@ -144,18 +117,3 @@ def compute_facts(config: ComputeConfig, source: ModelSource, model: SlicedModel
 def _stage_facts(config: ComputeConfig, model: SlicedModel, endpoint: str) -> m.StageFacts:
     calls = m.CallRange(model.span.start, min(model.span.stop, len(model.calls)))
     return m.StageFacts(config.stage, config.stages, calls, endpoint)
-
-
-def _say(step: str) -> None:
-    log.info("loading", step=step)
-
-
-def _dtype(config: ComputeConfig, device: torch.device) -> torch.dtype:
-    """What was asked for; else bfloat16 where the device computes it natively, then float16, then float32."""
-    if config.dtype != "auto":
-        dtype: torch.dtype = getattr(torch, config.dtype)
-        return dtype
-    native = native_dtypes(device)
-    chosen = next(d for d in (Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT32) if d in native)
-    log.info("dtype chosen", dtype=chosen.name.lower(), native=[d.name.lower() for d in native])
-    return TORCH_DTYPES[chosen]

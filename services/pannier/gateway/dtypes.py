@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
+from pannier.runtime.dtype_policy import Choice, choose_kv, choose_wire
 from pannier.wire import Dtype
 from pannier.wire import messages as m
 
@@ -10,21 +11,16 @@ from pannier.wire import messages as m
 class Dtypes(NamedTuple):
     """Chosen once, when the first group is formed."""
 
-    kv: Dtype
+    kv: Choice
     """Of K and V in the blocks."""
-    wire: Dtype
+    wire: Choice
     """Of q, k, v and answers on links."""
 
 
 def choose_dtypes(own: Dtype, wanted: Dtype | None, native: Collection[Dtype]) -> Dtypes:
-    """For a model that computes in `own` and attention workers all of which compute `native`.
-
-    K and V are stored in what is `wanted`; else in the model's own type where that is native, then in float16, which is
-    as wide as bfloat16, then in float32. Links carry the narrower of the two types, the blocks' if they are equally
-    wide: so it is the compute worker that rounds, before it sends, and attention workers at most widen.
-    """
-    kv = wanted or next((dtype for dtype in (own, Dtype.FLOAT16) if dtype in native), Dtype.FLOAT32)
-    return Dtypes(kv, own if own in native and own.itemsize < kv.itemsize else kv)
+    """For a model that computes in `own` and attention workers all of which compute `native`."""
+    kv = choose_kv(own, wanted, native)
+    return Dtypes(kv, choose_wire(own, kv.dtype, native))
 
 
 def lacking(name: str, facts: m.AttentionFacts, needed: Collection[Dtype]) -> str | None:

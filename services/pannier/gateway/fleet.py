@@ -86,7 +86,9 @@ class Fleet:
 
     def _check_dtypes(self, name: str, facts: m.AttentionFacts) -> None:
         wanted = self.config.kv_dtype
-        needed = self.dtypes if self.dtypes is not None else () if wanted is None else (wanted,)
+        needed = [] if wanted is None else [wanted]
+        if self.dtypes is not None:
+            needed = [choice.dtype for choice in self.dtypes]
         if (reason := lacking(name, facts, needed)) is not None:
             raise NotAccepted(reason)
 
@@ -190,7 +192,7 @@ class Fleet:
                 offers,
                 facts.calls,
                 block_size=self.config.block_size,
-                itemsize=self.dtypes.kv.itemsize,
+                itemsize=self.dtypes.kv.dtype.itemsize,
                 split=",".join(map(str, split)) if split else None,
             )
         except PlacementError as error:
@@ -207,8 +209,8 @@ class Fleet:
                     heads=shard.heads,
                     num_blocks=plan.num_blocks,
                     block_size=self.config.block_size,
-                    kv_dtype=self.dtypes.kv,
-                    wire_dtype=self.dtypes.wire,
+                    kv_dtype=self.dtypes.kv.dtype,
+                    wire_dtype=self.dtypes.wire.dtype,
                 )
                 entry = self.attention[shard.worker]
                 entry.assign, entry.standing = assign, Standing.STARTING
@@ -236,7 +238,7 @@ class Fleet:
             max_batch_tokens=self.config.max_batch_tokens,
             block_size=self.config.block_size,
             next_stage=_next_stage(session, worker),
-            wire_dtype=None if self.dtypes is None else self.dtypes.wire,
+            wire_dtype=None if self.dtypes is None else self.dtypes.wire.dtype,
         )
 
     def _address(self, group: int) -> m.GroupAddress:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pannier.gateway.engine import Engine
 from pannier.gateway.entries import AttentionEntry, ComputeEntry, Standing
 from pannier.gateway.fleet import Fleet
+from pannier.runtime.dtype_policy import Choice
 from pannier.wire import messages as m
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def _compute(fleet: Fleet, entry: ComputeEntry) -> dict[str, Any]:
         "device": facts.device,
         "model": facts.model,
         "dtype": facts.dtype,
-        "wire_dtype": (facts.wire_dtype if fleet.dtypes is None else fleet.dtypes.wire).name.lower(),
+        "wire_dtype": (facts.wire_dtype if fleet.dtypes is None else fleet.dtypes.wire.dtype).name.lower(),
+        "dtypes": {choice.role: _choice(choice) for choice in facts.dtypes} | _shared_dtypes(fleet, "wire"),
         "lanes": facts.lanes,
         "calls": len(facts.calls),
         "weight_bytes": facts.weight_bytes,
@@ -125,6 +127,15 @@ def _compute(fleet: Fleet, entry: ComputeEntry) -> dict[str, Any]:
         "session": None if entry.session is None else entry.session.number,
         "link": entry.detail,
     }
+
+
+def _shared_dtypes(fleet: Fleet, *roles: str) -> dict[str, dict[str, str]]:
+    """Element types that were chosen for all groups, once they are."""
+    return {} if fleet.dtypes is None else {role: _choice(getattr(fleet.dtypes, role)) for role in roles}
+
+
+def _choice(choice: Choice | m.DtypeChoice) -> dict[str, str]:
+    return {"dtype": choice.dtype.name.lower(), "reason": choice.reason}
 
 
 def _stage(stage: m.StageFacts) -> dict[str, int]:
@@ -146,6 +157,7 @@ def _attention(fleet: Fleet, entry: AttentionEntry, engine: Engine | None) -> di
         "memory_bytes": facts.memory_bytes,
         "bandwidth": facts.bandwidth,
         "dtype": assign.kv_dtype.name.lower() if assign is not None else None,
+        "dtypes": _shared_dtypes(fleet, "kv", "wire"),
         "group": assign.group if assign is not None else None,
         "heads": sorted({(h.start, h.stop) for h in assign.heads}) if assign is not None else [],
         "blocks": _groups(engine).get(str(assign.group)) if assign is not None else None,
