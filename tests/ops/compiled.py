@@ -36,6 +36,14 @@ POINTERS = {
     torch.int8: "*i8",
 }
 OPTIONS = ("num_warps",)
+DTYPES = (
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.int8),
+    (torch.bfloat16, torch.float8_e4m3fn),
+)
+"""Rows, and what is kept of them."""
 SIZES = ((128, 128, 8), (64, 64, 1), (256, 256, 2), (192, 128, 1), (80, 80, 3))
 """Keys, values, query heads of a KV head."""
 
@@ -86,10 +94,10 @@ class Compiler:
 
 
 def _type(value: Any, *, constant: bool) -> str:
-    """As Triton types an argument; an integer that is 1 is a constant for it."""
+    """As Triton types an argument; None and an integer that is 1 are constants for it."""
     if isinstance(value, Tensor):
         return POINTERS[value.dtype]
-    if constant or value == 1:
+    if constant or value is None or value == 1:
         return "constexpr"
     return "fp32" if isinstance(value, float) else "i32"
 
@@ -121,28 +129,29 @@ def compile_all(capability: int) -> list[Compiled]:
     compilers = [Compiler(getattr(module, name), capability, found) for module, name in kernels]
     for (module, name), compiler in zip(kernels, compilers, strict=True):
         setattr(module, name, compiler)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for sizes in SIZES if dtype == torch.bfloat16 else SIZES[:1]:
+    for dtype, kept in DTYPES:
+        for sizes in SIZES if dtype == kept == torch.bfloat16 else SIZES[:1]:
             for compiler in compilers:
-                compiler.case = f"{str(dtype).removeprefix('torch.')} {sizes}"
-            _launch_all(gpu, dtype, *sizes)
+                compiler.case = f"{dtype} over {kept} {sizes}".replace("torch.", "")
+            _launch_all(gpu, dtype, kept, *sizes)
     return found
 
 
-def _launch_all(gpu: Gpu, dtype: torch.dtype, k_size: int, v_size: int, heads_per_kv: int) -> None:
+def _launch_all(gpu: Gpu, dtype: torch.dtype, kept: torch.dtype, k_size: int, v_size: int, heads_per_kv: int) -> None:
     kv_heads, block_size, rows = 2, 16, 65
-    keys = torch.zeros(64, kv_heads, block_size, k_size, dtype=dtype)
-    values = torch.zeros(64, kv_heads, block_size, v_size, dtype=dtype)
+    keys = torch.zeros(64, kv_heads, block_size, k_size, dtype=kept)
+    values = torch.zeros(64, kv_heads, block_size, v_size, dtype=kept)
+    scales = (torch.zeros(64, kv_heads, block_size),) * 2 if kept.itemsize == 1 else None
     q = torch.zeros(rows, kv_heads * heads_per_kv, k_size, dtype=dtype)
     k, v = q[:, :kv_heads], torch.zeros(rows, kv_heads, v_size, dtype=dtype)
     blocks = range(64)
     segments = [PagedSegment(blocks, 1000, 0, 999, 1), PagedSegment(blocks, 1000, 0, 1000, rows - 1)]
     batch = PagedBatch.build(segments, "cpu")
-    o, lse = paged_attention.attend_on(gpu, q, keys, values, batch, 0.1, 0, 0.0)
+    o, lse = paged_attention.attend_on(gpu, q, keys, values, batch, 0.1, 0, 0.0, scales)
     chunk_attention.attend_on(gpu, q, k, v, [rows], 0.1, 0, 0.0)
     merge_partials.merge_partials(o, lse, o.to(dtype), lse)
     merge_partials.merge_sinks(o.to(dtype), lse, lse[0])
-    store_kv.store_kv(keys, values, torch.arange(rows), k, v)
+    store_kv.store_kv(keys, values, torch.arange(rows), k, v, scales)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ class Stored(NamedTuple):
     keys: Tensor
     values: Tensor
     segments: list[PagedSegment]
+    scales: tuple[Tensor, Tensor] | None = None
 
 
 def _stored(
@@ -60,8 +61,9 @@ def _stored(
 
 def _attend(kind: gpu.Gpu, stored: Stored, how: Scoring, least_keys: int) -> tuple[Tensor, Tensor]:
     q, keys, values = (tensor.to(gpu.DEVICE) for tensor in stored[:3])
+    scales = stored.scales and (stored.scales[0].to(gpu.DEVICE), stored.scales[1].to(gpu.DEVICE))
     batch = PagedBatch.build(stored.segments, gpu.DEVICE)
-    o, lse = gpu.paged_attention.attend_on(kind, q, keys, values, batch, **how, least_keys=least_keys)
+    o, lse = gpu.paged_attention.attend_on(kind, q, keys, values, batch, **how, scales=scales, least_keys=least_keys)
     return o.cpu(), lse.cpu()
 
 
@@ -114,12 +116,40 @@ def test_any_lengths_and_tables_equal_the_reference(
     _assert_equals_the_reference(stored, Scoring(scale=0.25, window=window, softcap=0.0), least_keys, 1e-5)
 
 
+@pytest.mark.parametrize(("tensor_cores", "tolerance"), [(False, 1e-5), (True, 3e-3)])
+@pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("window", [0, 5])
+def test_eight_bits_are_multiples_of_their_scales(
+    window: int, kept: torch.dtype, tensor_cores: bool, tolerance: float
+) -> None:
+    """As the reference over the numbers that are meant; slots without a token have scales of NaN."""
+    shape = Heads(2, 3, 80, 33)
+    stored = _stored(MIXED, shape, 16, 1)
+    keys, key_scales, k = _multiples(stored.keys, kept)
+    values, value_scales, v = _multiples(stored.values, kept)
+    how = Scoring(scale=0.1, window=window, softcap=0.0)
+    q = stored.q.half()
+    expected = reference.paged_attention(q, k, v, PagedBatch.build(stored.segments, "cpu"), **how)
+    kind = gpu.KIND._replace(has_tensor_cores=tensor_cores)
+    stored = Stored(q, keys, values, stored.segments, (key_scales, value_scales))
+    assert_partials_close(_attend(kind, stored, how, least_keys=32), expected, tolerance)
+
+
+def _multiples(cache: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """A cache in 8 bits, its scales, and the numbers that these are."""
+    largest = 127 if kept == torch.int8 else 448
+    scales = cache.abs().amax(dim=3) / largest
+    multiples = (cache / scales.unsqueeze(3)).nan_to_num(nan=largest)
+    multiples = (multiples.round() if kept == torch.int8 else multiples).to(kept)
+    return multiples, scales, multiples.float() * scales.unsqueeze(3)
+
+
 def test_products_of_halves_stay_within_their_rounding() -> None:
     """As tensor cores multiply them: weights are rounded to fp16 before they meet the values."""
     stored = _stored(MIXED, Heads(2, 3, 80, 33), 16, 1, torch.float16)
     how = Scoring(scale=0.1, window=0, softcap=0.0)
     expected = reference.paged_attention(*stored[:3], PagedBatch.build(stored.segments, "cpu"), **how)
-    actual = _attend(gpu.Gpu(num_programs=8, has_tensor_cores=True), stored, how, least_keys=256)
+    actual = _attend(gpu.KIND._replace(has_tensor_cores=True), stored, how, least_keys=256)
     assert_partials_close(actual, expected, 3e-3)
     assert bool(((actual[0] - expected[0]).abs() > 1e-5).any())
 

@@ -109,15 +109,48 @@ def test_what_is_stored_equals_the_reference_in_every_slot(
     k, v = (tensor.to(dtype) for tensor in shape.qkv(rows, generator)[1:])
     theirs = [cache.to(kept) for cache in nan_cache(num_blocks, block_size, shape)]
     ours = [cache.to(gpu.DEVICE, copy=True) for cache in theirs]
-    gpu.store_kv.store_kv(ours[0], ours[1], *(tensor.to(gpu.DEVICE) for tensor in (slots, k, v)))
+    gpu.store_kv.store_kv(ours[0], ours[1], slots.to(gpu.DEVICE), k.to(gpu.DEVICE), v.to(gpu.DEVICE))
     store_reference.store_kv(theirs[0], theirs[1], slots, k, v)
     for actual, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_eight_bits_are_stored_as_multiples_of_a_scale(kept: torch.dtype) -> None:
+    """A scale for each token and head: its largest element is met, ties go to even, one infinity spoils it."""
+    shape, generator = Heads(2, 1, 80, 33), torch.Generator().manual_seed(5)
+    k, v = (rows * 10 ** torch.randn(rows.shape, generator=generator) for rows in shape.qkv(20, generator)[1:])
+    k[3] = 0.0
+    k[4, 0, 5], k[5, 1, 0], v[6, 0, 1] = float("inf"), float("nan"), -float("inf")
+    k[7, 0] = torch.arange(80) - 0.5  # ties, where the scale is a power of two
+    k[7, 0, 0] = 127.0 if kept == torch.int8 else 448.0
+    slots = torch.randperm(32, generator=generator)[:20]
+    stored = [cache.nan_to_num().to(kept).to(gpu.DEVICE) for cache in nan_cache(2, 16, shape)]
+    scales = torch.zeros(2, 2, 16, device=gpu.DEVICE), torch.zeros(2, 2, 16, device=gpu.DEVICE)
+    rows = k.to(gpu.DEVICE), v.to(gpu.DEVICE)
+    gpu.store_kv.store_kv(stored[0], stored[1], slots.to(gpu.DEVICE), *rows, scales)
+    for cache, scale, given in zip(stored, scales, (k, v), strict=True):
+        multiples, expected = _quantised(given, kept)
+        at = (slots // 16, slice(None), slots % 16)
+        assert torch.equal(cache.cpu().view(torch.uint8)[at], multiples.view(torch.uint8))
+        torch.testing.assert_close(scale.cpu()[at], expected, rtol=0, atol=0, equal_nan=True)
+
+
+def _quantised(rows: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
+    largest = 127.0 if kept == torch.int8 else 448.0
+    is_finite = rows.isfinite().all(dim=-1)
+    scales = rows.abs().amax(dim=-1) / largest
+    multiples = (rows / scales.unsqueeze(-1)).nan_to_num(nan=0.0).clamp(-largest, largest)
+    multiples = multiples.masked_fill(~is_finite.unsqueeze(-1), 0.0)
+    return (multiples.round() if kept == torch.int8 else multiples).to(kept), scales.masked_fill(
+        ~is_finite, float("nan")
+    )
 
 
 def test_a_slot_that_is_not_there_writes_no_other_memory() -> None:
     """It is left out, as the host can't know it without waiting."""
     keys, values = (cache.to(gpu.DEVICE) for cache in nan_cache(2, 4, Heads(1, 1, 8, 8)))
     slots = torch.tensor([8, -1, 3], device=gpu.DEVICE)
-    gpu.store_kv.store_kv(keys, values, slots, *(torch.ones(3, 1, 8, device=gpu.DEVICE) for _ in range(2)))
+    rows = torch.ones(3, 1, 8, device=gpu.DEVICE)
+    gpu.store_kv.store_kv(keys, values, slots, rows, rows)
     assert keys.isfinite().nonzero()[:, [0, 2]].unique(dim=0).tolist() == [[0, 3]]

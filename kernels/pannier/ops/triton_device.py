@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 KIB = 1024
 PROGRAMS_PER_PROCESSOR = 4
@@ -20,6 +21,8 @@ class Gpu(NamedTuple):
     has_tensor_cores: bool
     """Of a kind that Triton uses: Ampere's and later. Elsewhere it multiplies in fp32, whatever the inputs, and they
     are better widened once, when they are read."""
+    has_fp8: bool = False
+    """Whether it converts fp8."""
 
     @property
     def num_stages(self) -> int:
@@ -57,13 +60,14 @@ def gpu_of(device: torch.device) -> Gpu:
 
 def gpu_with(capability: tuple[int, int], processors: int) -> Gpu:
     """The traits of a device of this compute capability with so many multiprocessors."""
-    return Gpu(processors * PROGRAMS_PER_PROCESSOR, has_tensor_cores=capability >= (8, 0))
+    return Gpu(processors * PROGRAMS_PER_PROCESSOR, capability >= (8, 0), capability >= (8, 9))
 
 
 @cache
 def tiling_of(gpu: Gpu, k_size: int, v_size: int, *dtypes: torch.dtype) -> Tiling:
     """How attention over keys and values of these sizes is tiled, where `dtypes` are those of q, k and v."""
     dtype = _multiplied(gpu, dtypes)
+    sizes = [each.itemsize for each in dtypes]
     k_width, v_width = width_of(k_size), width_of(v_size)
     tensor_cores = dtype != torch.float32
     key_bytes = (32 if tensor_cores else 16) * KIB
@@ -72,7 +76,7 @@ def tiling_of(gpu: Gpu, k_size: int, v_size: int, *dtypes: torch.dtype) -> Tilin
         k_width=k_width,
         v_width=v_width,
         pairs=_fitting(16 * KIB, k_width * dtype.itemsize, 16, 64),
-        keys=_fitting(key_bytes, (k_width + v_width) * dtype.itemsize, 16, 128),
+        keys=_fitting(key_bytes, (k_width + v_width) * dtype.itemsize, 16, 64 if 1 in sizes else 128),
         warps=4 if tensor_cores else 8,
     )
 
@@ -82,6 +86,16 @@ def _multiplied(gpu: Gpu, dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
     if not gpu.has_tensor_cores or max(dtype.itemsize for dtype in dtypes) > 2:
         return torch.float32
     return torch.float16 if torch.float16 in dtypes else torch.bfloat16
+
+
+def is_fp8(dtype: torch.dtype) -> bool:
+    """Whether it is the fp8 that a cache may have."""
+    return dtype == torch.float8_e4m3fn
+
+
+def as_stored(cache: Tensor) -> Tensor:
+    """A cache as kernels take it: fp8 as bytes, since Triton refuses its type where a GPU doesn't convert it."""
+    return cache.view(torch.uint8) if is_fp8(cache.dtype) else cache
 
 
 def width_of(size: int) -> int:

@@ -36,14 +36,16 @@ def score(q, k, scale, softcap: tl.constexpr):
 def add(acc, largest, total, scores, seen, v, v_scale):
     """The state after N more keys, of which a row sees those where `seen` [M, N].
 
-    v [N, Dv] in the dtype that is multiplied, to be multiplied by `v_scale`, [1, N] or a number.
+    v [N, Dv] in the dtype that is multiplied, to be multiplied by `v_scale`, [1, N] or a number; of keys that aren't
+    seen it may be NaN.
     """
     scores = tl.where(seen, scores, float("-inf"))
     highest = tl.maximum(largest, tl.max(scores, axis=1))
     base = tl.where(highest == float("-inf"), 0.0, highest)  # of a row that has seen nothing yet
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(largest - base)
-    acc = tl.dot((weights * v_scale).to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    scaled = tl.where(seen, weights * v_scale, 0.0)
+    acc = tl.dot(scaled.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return acc, highest, total * shrink + tl.sum(weights, axis=1)
 
 

@@ -44,7 +44,15 @@ class Part(NamedTuple):
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, *, scale: float, window: int, softcap: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `pannier.ops.paged_attention`. Raises ValueError for what FlashInfer can't do.
 
@@ -52,6 +60,7 @@ def paged_attention(
     its two kinds.
     """
     _check(q, keys, values)
+    assert scales is None, "only 8 bits have any"
     rows, heads, size = q.shape
     num_blocks, kv_heads, block_size, _ = keys.shape
     kind = Kind(scale, window, softcap, heads, num_blocks, kv_heads, block_size, size, q.dtype)

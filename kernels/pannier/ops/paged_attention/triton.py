@@ -6,17 +6,25 @@ from torch import Tensor
 from pannier.ops.paged_attention.batch import PagedBatch
 from pannier.ops.paged_attention.triton_kernels import attend, merge
 from pannier.ops.paged_attention.triton_plan import TritonGeometry, make_triton_plan
-from pannier.ops.triton_device import Gpu, gpu_of, launching_on, tiling_of
+from pannier.ops.triton_device import Gpu, as_stored, gpu_of, is_fp8, launching_on, tiling_of
 
 LEAST_KEYS = 256
 """Of a part of a split range."""
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, *, scale: float, window: int, softcap: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `pannier.ops.paged_attention`. Raises ValueError also for blocks that aren't contiguous."""
-    return attend_on(gpu_of(q.device), q, keys, values, batch, scale, window, softcap)
+    return attend_on(gpu_of(q.device), q, keys, values, batch, scale, window, softcap, scales)
 
 
 def attend_on(
@@ -28,6 +36,7 @@ def attend_on(
     scale: float,
     window: int,
     softcap: float,
+    scales: tuple[Tensor, Tensor] | None = None,
     least_keys: int = LEAST_KEYS,
 ) -> tuple[Tensor, Tensor]:
     """The same, tiled for this device."""
@@ -53,11 +62,13 @@ def attend_on(
     with launching_on(q.device):
         for tile_pairs, table in plan.parts:
             attend[len(table), kv_heads](
-                q, keys, values, table, plan.blocks, o, lse, plan.partial_o, plan.partial_lse,
+                q, as_stored(keys), as_stored(values), *(scales or (None, None)),
+                table, plan.blocks, o, lse, plan.partial_o, plan.partial_lse,
                 q.stride(0), q.stride(1), scale,
                 softcap=softcap, window=window, kv_heads=kv_heads, heads_per_kv=heads_per_kv, block_size=block_size,
                 k_size=k_size, v_size=v_size, k_width=tiling.k_width, v_width=tiling.v_width,
                 tile_pairs=tile_pairs, tile_keys=tiling.keys, multiplied=tiling.multiplied, stages=gpu.num_stages,
+                scaled=scales is not None, is_fp8=is_fp8(keys.dtype), has_fp8=gpu.has_fp8,
                 num_warps=tiling.warps if tile_pairs == tiling.pairs else 4,
             )  # fmt: skip
         if len(plan.merges):

@@ -8,6 +8,7 @@ so that few long sequences keep a GPU busy; a second kernel merges what they fou
 import triton
 import triton.language as tl
 
+from pannier.ops.triton_eight_bits import factor_of, widen
 from pannier.ops.triton_softmax import LN_2, LOG2_E, add, begin, finish, score
 
 TILE_SPLITS = tl.constexpr(16)  # partials that a merge reads at once
@@ -15,16 +16,17 @@ TILE_SPLITS = tl.constexpr(16)  # partials that a merge reads at once
 
 @triton.jit
 def attend(
-    q, keys, values, parts, tables, o, lse, partial_o, partial_lse,
+    q, keys, values, key_scales, value_scales, parts, tables, o, lse, partial_o, partial_lse,
     row_stride, head_stride, scale,
     softcap: tl.constexpr, window: tl.constexpr, kv_heads: tl.constexpr, heads_per_kv: tl.constexpr,
     block_size: tl.constexpr, k_size: tl.constexpr, v_size: tl.constexpr, k_width: tl.constexpr, v_width: tl.constexpr,
     tile_pairs: tl.constexpr, tile_keys: tl.constexpr, multiplied: tl.constexpr, stages: tl.constexpr,
+    scaled: tl.constexpr, is_fp8: tl.constexpr, has_fp8: tl.constexpr,
 ):  # fmt: skip
     """Program (part, KV head); a part is 8 numbers as `triton_plan.Part` names them.
 
     Row r sees key j iff j <= r + shift. What is multiplied has dtype `multiplied`; bf16 goes by way of fp32, which the
-    interpreter needs and a compiler drops.
+    interpreter needs and a compiler drops. Elements of eight bits have a scale for each token and head, [P, G, K].
     """
     part = parts + tl.program_id(0) * 8
     table = tables + tl.load(part)
@@ -53,13 +55,20 @@ def attend(
         stored = j < stop
         block = tl.load(table + j // block_size, mask=stored, other=0)
         slot = (block.to(tl.int64) * kv_heads + kv_head) * block_size + j % block_size
-        k = tl.load(keys + slot[:, None] * k_size + dk, mask=stored[:, None] & (dk < k_size), other=0.0)
-        v = tl.load(values + slot[:, None] * v_size + dv, mask=stored[:, None] & (dv < v_size), other=0.0)
+        k = tl.load(keys + slot[:, None] * k_size + dk, mask=stored[:, None] & (dk < k_size), other=0)
+        v = tl.load(values + slot[:, None] * v_size + dv, mask=stored[:, None] & (dv < v_size), other=0)
+        k_scale = scale
+        v_scale = 1.0
+        if scaled:
+            k = widen(k, is_fp8, has_fp8)
+            v = widen(v, is_fp8, has_fp8)
+            k_scale *= factor_of(is_fp8) * tl.load(key_scales + slot, mask=stored, other=0.0)[None, :]
+            v_scale = factor_of(is_fp8) * tl.load(value_scales + slot, mask=stored, other=0.0)[None, :]
         seen = stored[None, :] & (j[None, :] <= last)
         if window != 0:
             seen = seen & (j[None, :] > last - window)
-        scores = score(rows, k.to(tl.float32).to(multiplied), scale, softcap)
-        acc, largest, total = add(acc, largest, total, scores, seen, v.to(tl.float32).to(multiplied), 1.0)
+        scores = score(rows, k.to(tl.float32).to(multiplied), k_scale, softcap)
+        acc, largest, total = add(acc, largest, total, scores, seen, v.to(tl.float32).to(multiplied), v_scale)
 
     part_o, part_lse = finish(acc, largest, total)
     stored_o = there[:, None] & (dv < v_size)
