@@ -169,8 +169,8 @@ def main() -> int:
 
 async def compare(profile: Profile, setting: Setting, repeats: int) -> Found:
     """Run a configuration between two looks at how fast memory is read."""
-    before = read_rate()
-    times = []
+    expected = predict(profile, setting.case(), host_cores())  # or that it can't be, before anything is started
+    before, times = read_rate(), []
     async with running(setting.options()) as engine:
         load, vocabulary = Load.equal(setting.requests, setting.context, OUTPUT), vocab_size(setting.model)
         await engine.work(run(engine.client, load.shortened(WARM_TOKENS + LAST_TOKENS + 4).asks(-1, vocabulary)))
@@ -181,8 +181,7 @@ async def compare(profile: Profile, setting: Setting, repeats: int) -> Found:
     if not times:
         raise PannierError("at no moment did all requests decode")
     slower = profile.read_bytes_per_s / ((before + read_rate()) / 2)
-    predicted = scaled(predict(profile, setting.case(), host_cores()), slower)
-    return Found(setting, predicted, median(times), tuple(times), slower)
+    return Found(setting, scaled(expected, slower), median(times), tuple(times), slower)
 
 
 def read_rate() -> float:

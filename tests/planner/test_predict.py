@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,20 @@ def test_two_lanes_are_held_by_the_slower_worker_or_half_of_the_round() -> None:
     found = predict(PROFILE, replace(CASE, lanes=2), cores=2)
     slower = max(found.parts.compute_s, found.parts.attention_s, sum(found.parts) / 2)
     assert found.seconds == pytest.approx(slower + 0.002)
+
+
+def test_two_workers_slow_each_other_only_while_both_are_busy() -> None:
+    """Beside a reader attention takes twice as long; compute is busy for a part of each step."""
+    slower = [
+        attention(1, each.rows, each.context, each.seconds * 2, is_shared=True)
+        for each in PROFILE.attention
+        if each.threads == 1 and not each.is_shared
+    ]
+    kept = [each for each in PROFILE.attention if not each.is_shared]
+    case, changed = replace(CASE, lanes=2), msgspec.structs.replace(PROFILE, attention=[*kept, *slower])
+    alone, both = (predict(each, case, cores=2) for each in (PROFILE, changed))
+    busy = alone.parts.compute_s / (alone.seconds - 0.002)
+    assert both.parts.attention_s == pytest.approx(alone.parts.attention_s * (1 + busy))
 
 
 def test_an_emulated_link_adds_its_delay_to_every_call_and_its_rate_to_every_byte() -> None:

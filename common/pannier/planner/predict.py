@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pannier.planner.overlap import Bound, Parts, lane_step_bound
+from pannier.planner.overlap import Parts, lane_step_bound
 from pannier.planner.profile import EngineCost, Profile
 from pannier.planner.sizes import ModelSizes
 from pannier.runtime.errors import ConfigError
@@ -46,18 +46,38 @@ class Prediction:
 def predict(profile: Profile, case: Case, cores: int) -> Prediction:
     """From a profile. Raises `ConfigError` if it lacks what the case needs.
 
-    Monolithic, everything has all cores, and takes turns. Offloaded, each of both workers has half of them; with two
-    lanes both read from one memory at a time, so what counts is measured so.
+    Monolithic, everything has all cores, and takes turns. Offloaded, each of both workers has half of them. With two
+    lanes both work at a time and read from one memory: each is slowed as beside a reader, for the part of a step in
+    which the other one is busy.
     """
+    engine = _engine(profile, case.is_monolithic)
     threads = cores if case.is_monolithic else max(1, cores // 2)
-    is_shared = not case.is_monolithic and case.lanes > 1
-    calls, engine = len(case.model.calls), _engine(profile, case.is_monolithic)
-    slices_s = _slices(profile, case, threads, is_shared) + calls * engine.call_s
-    attention_s = calls * _attention(profile, case, threads, is_shared)
-    transfer_s = 0.0 if case.is_monolithic else _transfer(profile, case)
-    parts = Parts(slices_s, attention_s, transfer_s)
-    bound = Bound(sum(parts), "both in turn") if case.is_monolithic else lane_step_bound(parts, case.lanes)
+    parts = _parts(profile, case, threads, engine.call_s, is_shared=False)
+    if case.is_monolithic:
+        return Prediction(sum(parts) + engine.step_s, parts, "both in turn")
+    bound = lane_step_bound(parts, case.lanes)
+    if case.lanes > 1:
+        beside = _parts(profile, case, threads, engine.call_s, is_shared=True)
+        parts = Parts(
+            _mixed(parts.compute_s, beside.compute_s, parts.attention_s / bound.seconds),
+            _mixed(parts.attention_s, beside.attention_s, parts.compute_s / bound.seconds),
+            parts.transfer_s,
+        )
+        bound = lane_step_bound(parts, case.lanes)
     return Prediction(bound.seconds + engine.step_s, parts, bound.held_by)
+
+
+def _parts(profile: Profile, case: Case, threads: int, call_s: float, *, is_shared: bool) -> Parts:
+    calls = len(case.model.calls)
+    return Parts(
+        _slices(profile, case, threads, is_shared) + calls * call_s,
+        calls * _attention(profile, case, threads, is_shared),
+        0.0 if case.is_monolithic else _transfer(profile, case),
+    )
+
+
+def _mixed(alone: float, beside: float, share: float) -> float:
+    return alone + share * max(0.0, beside - alone)
 
 
 def scaled(prediction: Prediction, factor: float) -> Prediction:
