@@ -2,7 +2,7 @@
 
 import pytest
 
-from pannier.gateway.dtypes import Dtypes, choose_dtypes
+from pannier.gateway.dtypes import choose_dtypes
 from pannier.gateway.fleet import Fleet, FleetConfig
 from pannier.runtime.errors import NotAccepted
 from pannier.wire import Dtype
@@ -25,7 +25,9 @@ CALLS = (m.CallGeometry(4, 4, 8, 8, 1.0, 0, 0.0),)
         (BF16, F32, {F32, BF16}, (F32, BF16)),
     ],
 )
-def test_links_carry_the_narrower_type(own: Dtype, wanted: Dtype | None, native: set[Dtype], chosen: tuple[Dtype, Dtype]) -> None:
+def test_links_carry_the_narrower_type(
+    own: Dtype, wanted: Dtype | None, native: set[Dtype], chosen: tuple[Dtype, Dtype]
+) -> None:
     """So that rounding is done before sending. Blocks have the model's type where attention computes it."""
     found = choose_dtypes(own, wanted, native)
     assert (found.kv.dtype, found.wire.dtype) == chosen

@@ -88,6 +88,11 @@ class SlicedModel:
             packed = [tuple(weights[name] for name in piece.weights) for piece in own]
         self._weights_of = dict(zip(self.span, packed, strict=True))
 
+    @property
+    def held(self) -> list[torch.Tensor]:
+        """The weights as slices take them, packed ones too."""
+        return [weight for of_slice in self._weights_of.values() for weight in of_slice]
+
     def run(self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor) -> Run:
         """Runs one step of a whole model: a generator that yields `Attend`, is sent attention outputs, returns logits.
 

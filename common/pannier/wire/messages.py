@@ -23,7 +23,7 @@ import msgspec
 from pannier.wire.dtypes import Dtype
 from pannier.wire.parts import Part
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20

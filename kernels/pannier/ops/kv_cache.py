@@ -72,6 +72,11 @@ class KVCache:
         return self._values[call]
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Keys and values of all calls."""
+        return [*self._keys, *self._values]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that the whole cache takes."""
         return self.num_blocks * block_bytes(self.shapes, self.block_size, self.dtype)

@@ -7,6 +7,7 @@ was fenced, or to another gateway's life is dropped and counted.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
@@ -16,6 +17,7 @@ from pannier.attention.pace import Pace
 from pannier.attention.shard import MakeCache, Shard, ShardStep
 from pannier.ops.kv_cache import KVCache
 from pannier.runtime.errors import DeviceError
+from pannier.runtime.strict import Converted, Guard
 from pannier.wire import AttentionToCompute, ComputeToAttention, WireError
 from pannier.wire import messages as m
 
@@ -46,8 +48,17 @@ class Session:
 class AttentionCore:
     """State of one attention worker: its shard, and where every compute worker's lanes stand."""
 
-    def __init__(self, device: torch.device, make_cache: MakeCache = KVCache, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        make_cache: MakeCache = KVCache,
+        pace: Pace | None = None,
+        *,
+        strict: bool = False,
+    ) -> None:
         self.device = device
+        self._strict = strict
+        self._guard: AbstractContextManager[object] = nullcontext()
         self._pace = pace
         self.shard: Shard | None = None
         self.counters: Counter[str] = Counter()
@@ -59,10 +70,12 @@ class AttentionCore:
         """Allocate the blocks; a former assignment and all of it is gone. Raises `DeviceError` without room."""
         if self.shard is not None and self.shard.assign.life != assign.life:
             self._fenced.clear()  # another gateway counts its sessions anew
-        self.shard = None  # give the memory back before asking for it again
+        self.shard, self._guard = None, nullcontext()  # give the memory back before asking for it again
         self._sessions.clear()
         try:
             self.shard = Shard(assign, self.device, self._make_cache)
+            if self._strict:
+                self._guard = Guard("the KV cache", self.shard.cache.tensors)
         except RuntimeError as error:  # torch's word for memory that isn't there; its own subclass only on GPUs
             raise DeviceError(f"{self.device} has no room for {assign.num_blocks} KV blocks: {error}") from error
 
@@ -89,7 +102,7 @@ class AttentionCore:
     def _attempt(self, lane: Lane, message: ComputeToAttention, tensors: Tensors) -> Iterable[Reply]:
         try:
             yield from self._receive_in_lane(lane, message, tensors)
-        except WireError as error:
+        except (WireError, Converted) as error:
             yield from self._fail(lane, message, str(error))
         except torch.OutOfMemoryError as error:
             yield from self._fail(lane, message, f"out of memory on {self.device}: {error}")
@@ -153,16 +166,24 @@ class AttentionCore:
             shapes = [tuple(tensor.shape) for tensor in tensors]
             raise WireError(f"call {piece.call}: a piece has k and v, a request q before them, not shapes {shapes}")
         *queries, k, v = tensors
-        running.store(piece.call, piece.first_stored_row, k, v)
         assert self.shard is not None
         if self.shard.converts:
-            self.counters["converted_pieces"] += 1
-        if not queries:
-            return m.PieceWritten(piece.life, piece.session, piece.step, piece.lane, piece.call), []
-        answer, seconds = running.attend(piece.call, queries[0], piece.lse_from)
+            self._count_conversion(self.shard.assign)
+        with self._guard:
+            running.store(piece.call, piece.first_stored_row, k, v)
+            if not queries:
+                return m.PieceWritten(piece.life, piece.session, piece.step, piece.lane, piece.call), []
+            answer, seconds = running.attend(piece.call, queries[0], piece.lse_from)
         if self._pace is not None:
             seconds = self._pace.stretch(seconds, len(queries[0]), len(self.shard.assign.calls))
         return m.Answer(piece.life, piece.session, piece.step, piece.lane, piece.call, seconds, ()), answer
+
+    def _count_conversion(self, assign: m.AttentionAssign) -> None:
+        """What comes is stored in another type. Raises `Converted` where it is strict not to."""
+        if self._strict:
+            wire, kv = (dtype.name.lower() for dtype in (assign.wire_dtype, assign.kv_dtype))
+            raise Converted(f"dtype_strict: links carry {wire} and K and V are stored in {kv}")
+        self.counters["converted_pieces"] += 1
 
     def _complete(self, lane: Lane, message: ComputeToAttention) -> Reply:
         """The step is over: acknowledge it once the device has written it."""

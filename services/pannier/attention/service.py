@@ -46,7 +46,7 @@ class AttentionService(WorkerService):
         worker = AttentionWorker(
             context,
             config.name,
-            AttentionCore(device, DrawnCache if config.emulate_past else KVCache, pace),
+            AttentionCore(device, DrawnCache if config.emulate_past else KVCache, pace, strict=config.dtype_strict),
             config.listen,
             self.sockets.gateway,
             config.spin_us,

@@ -41,6 +41,9 @@ def serve(
     kv_dtype: Annotated[
         str | None, typer.Option(help="Of the KV cache; auto: the model's, if attention has it.")
     ] = None,
+    dtype_strict: Annotated[
+        bool, typer.Option("--dtype-strict", help="Steps that convert weights, K and V or what links carry fail.")
+    ] = False,
     heads_split: Annotated[str | None, typer.Option(metavar="N,N,...", help="KV heads per attention worker.")] = None,
     attention_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For KV blocks, per attention worker, as in 2GiB.")
@@ -102,6 +105,7 @@ def serve(
         lanes=lanes,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        dtype_strict=dtype_strict,
         heads_split=heads_split,
         attention_memory=attention_memory,
         max_batch_tokens=max_batch_tokens,

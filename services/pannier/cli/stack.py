@@ -34,6 +34,7 @@ class ServeOptions:
     flows: int | None = None
     lanes: int | None = None
     dtype: str | None = None
+    dtype_strict: bool = False
     kv_dtype: str | None = None
     heads_split: str | None = None
     attention_memory: str | None = None
@@ -82,6 +83,7 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
         "gateway": f"ipc://{folder}/control",
         **_named(options, ("insecure", "keys", "encrypt")),
         "threads": max(1, host_cores() // len([*compute, *attention])),
+        "dtype_strict": options.dtype_strict,
         "emulate_attention": options.emulate_attention,
         "emulate_past": options.emulate_past,
     }

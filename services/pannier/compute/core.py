@@ -3,6 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -18,6 +19,7 @@ from pannier.compute.step_clock import Span, StepClock
 from pannier.compute.step_run import Inputs, Outcome, PassOn, StepRun
 from pannier.compute.wire_dtype import WireDtype
 from pannier.net.errors import PeerGone
+from pannier.runtime.strict import Converted, Guard
 from pannier.slicer import WHOLE, SlicedModel, Stage
 from pannier.wire import AttentionToCompute, StageToStage, WireError, WorkerToGatewayData
 from pannier.wire import messages as m
@@ -88,6 +90,7 @@ class ComputeCore:
         pass_on: PassOn | None = None,
         device: EmulatedDevice | None = None,
         record: Callable[[Span], None] | None = None,
+        strict: bool = False,
     ) -> None:
         self.links: dict[str, Link] = {}
         self.counters: Counter[str] = Counter()
@@ -105,6 +108,8 @@ class ComputeCore:
         self._connect = connect
         self._reply = reply
         self._groups: dict[int, m.GroupAddress] = {}
+        self._strict = strict
+        self._guard: AbstractContextManager[object] = Guard("a weight", model.held) if strict else nullcontext()
         self.wire_dtype = WireDtype(model.dtype, model.dtype, self.counters)
         self._life = self._session = 0
 
@@ -203,7 +208,8 @@ class ComputeCore:
         self.close()
         self._groups = {group.group: group for group in assign.groups}
         if assign.wire_dtype is not None:
-            self.wire_dtype = WireDtype(self._model.dtype, TORCH_DTYPES[assign.wire_dtype], self.counters)
+            wire = TORCH_DTYPES[assign.wire_dtype]
+            self.wire_dtype = WireDtype(self._model.dtype, wire, self.counters, strict=self._strict)
         shards = [shard for group in assign.groups for shard in group.shards]
         self.links = {shard.name: self._connect(shard) for shard in shards}
         self._start_session(assign.session)
@@ -280,11 +286,12 @@ class ComputeCore:
         lane.awake = False
         clock, started = lane.run.clock, time.perf_counter()
         try:
-            next(lane.run.going)
+            with self._guard:
+                next(lane.run.going)
         except StopIteration as end:
             self._computed(clock, started)
             self._finish(lane, lane.run, end.value)
-        except (PeerGone, WireError, CannotDraw, torch.OutOfMemoryError) as error:
+        except (PeerGone, WireError, CannotDraw, Converted, torch.OutOfMemoryError) as error:
             self._fail(lane, str(error))
         except torch.AcceleratorError:
             raise  # the device does nothing more for this process

@@ -68,6 +68,7 @@ class ComputeService(WorkerService):
             stage_link=stage_link,
             emulation=Emulation.of(config),
             timeline=config.timeline,
+            strict=config.dtype_strict,
         )
         endpoint = "" if stage_link is None else stage_link.endpoint
         return worker, Facts(compute_facts(config, source, loaded, endpoint), attention)

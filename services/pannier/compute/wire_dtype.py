@@ -5,6 +5,8 @@ from collections import Counter
 import structlog
 import torch
 
+from pannier.runtime.strict import Converted
+
 LARGEST_HALF = torch.finfo(torch.float16).max
 log = structlog.get_logger()
 
@@ -13,22 +15,25 @@ class WireDtype:
     """Between the type of the model and that of the links; nothing happens where they are the same.
 
     What is too large for float16 becomes its largest number, not infinity: that would make the row's whole answer NaN.
-    Such values are counted.
+    Such values are counted. Where it is `strict` to have only one type, the first conversion is an error instead.
     """
 
-    def __init__(self, own: torch.dtype, wire: torch.dtype, counters: Counter[str]) -> None:
+    def __init__(self, own: torch.dtype, wire: torch.dtype, counters: Counter[str], *, strict: bool = False) -> None:
         self.itemsize = wire.itemsize
         self._own = own
+        self._strict = strict
         self._wire = wire
         self._counters = counters
         self._num_saturated: torch.Tensor | None = None
         """Counted on the device, where looking at it would wait for all that was launched."""
 
     def sent(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """q, k and v of one call as links carry them."""
+        """q, k and v of one call as links carry them. Raises `Converted` where it is strict."""
         tensors = (q, k, v)
         if self._own == self._wire:
             return tensors
+        if self._strict:
+            raise Converted(f"dtype_strict: the model computes {self._own} and links carry {self._wire}")
         self._counters["converted_to_wire"] += 1
         sizes = [tensor.numel() for tensor in tensors]
         together = q.new_empty(sum(sizes), dtype=self._wire)

@@ -53,6 +53,7 @@ class ComputeWorker:
         stage_link: StageLink | None = None,
         emulation: Emulation = Emulation(),
         timeline: Path | None = None,
+        strict: bool = False,
     ) -> None:
         self._timeline, self._timeline_path = Timeline(), timeline
         record = None if timeline is None else self._timeline.record
@@ -66,6 +67,7 @@ class ComputeWorker:
             pass_on=None if stage_link is None else stage_link.send,
             device=device,
             record=record,
+            strict=strict,
         )
         self._stage_link = stage_link
         self._emulation = emulation
