@@ -1,12 +1,17 @@
 """Triton's other operators agree with their definitions: on a GPU, or interpreted where there is none."""
 
+import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from pannier import ops
+from pannier.ops import PagedBatch, PagedSegment
 from pannier.ops.chunk_attention import reference as chunk_reference
+from pannier.ops.gpu import GpuForm
 from pannier.ops.merge_partials import reference as merge_reference
 from pannier.ops.store_kv import reference as store_reference
 
@@ -20,6 +25,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def _interpreted() -> Iterator[None]:
     with gpu.interpreted():
         yield
+
+
+def test_the_public_operators_take_these_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A past in blocks and a chunk behind it, merged, are attention over all of it."""
+    asked = Mock(return_value=True)
+    for name in ("store_kv", "paged_attention", "chunk_attention", "merge_partials"):
+        monkeypatch.setattr(sys.modules[f"pannier.ops.{name}"], "uses_triton", asked)
+    monkeypatch.setattr(sys.modules["pannier.ops.paged_attention"], "gpu_form", lambda _: GpuForm("triton", "a test"))
+    shape, generator = Heads(2, 2, 16, 16), torch.Generator().manual_seed(0)
+    q, k, v = shape.qkv(20, generator)
+    how = Scoring(scale=0.25, window=0, softcap=0.0)
+    o, lse = chunk_reference.chunk_attention(q, k, v, [20], **how)
+    expected = merge_reference.merge_sinks(o[12:], lse[12:], q[0, :, 0])
+
+    q, k, v = (tensor.to(gpu.DEVICE) for tensor in (q, k, v))
+    keys, values = (cache.to(gpu.DEVICE) for cache in nan_cache(2, 16, shape))
+    ops.store_kv(keys, values, torch.arange(16, 28, device=gpu.DEVICE), k[:12], v[:12])
+    batch = PagedBatch.build([PagedSegment([1], 12, 0, 12, 8)], gpu.DEVICE)
+    past = ops.paged_attention(q[12:], keys, values, batch, **how)
+    inside = ops.chunk_attention(q[12:], k[12:], v[12:], [8], **how)
+    merged = ops.merge_sinks(*ops.merge_partials(*past, *inside), q[0, :, 0])
+    assert_partials_close(_on_cpu(merged), expected, FP32)
+    assert asked.call_count == 5
 
 
 def _on_cpu(partial: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
