@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # not a kernel for each kind of number of rows
 def merge(
     o1, l1, o2, l2, o, lse, num_rows, num_sinks: tl.constexpr, v_size: tl.constexpr, v_width: tl.constexpr,
     tile_rows: tl.constexpr,

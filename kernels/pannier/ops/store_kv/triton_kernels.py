@@ -6,7 +6,7 @@ import triton.language as tl
 from pannier.ops.triton_eight_bits import quantise
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])  # not a kernel for each kind of number of blocks
 def store(
     keys, values, key_scales, value_scales, slots, k, v, k_row, k_head, v_row, v_head, num_slots,
     kv_heads: tl.constexpr, block_size: tl.constexpr,
