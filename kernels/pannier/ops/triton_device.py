@@ -82,10 +82,14 @@ def tiling_of(gpu: Gpu, k_size: int, v_size: int, *dtypes: torch.dtype) -> Tilin
 
 
 def _multiplied(gpu: Gpu, dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
-    """fp32 or the narrowest that the device multiplies and that holds what most of them hold."""
-    if not gpu.has_tensor_cores or max(dtype.itemsize for dtype in dtypes) > 2:
-        return torch.float32
-    return torch.float16 if torch.float16 in dtypes else torch.bfloat16
+    """The dtype that all of them have but for those of 8 bits, if tensor cores take it; else fp32.
+
+    bf16 beside fp16 are multiplied in fp32, too: neither holds what the other may.
+    """
+    wide = {dtype for dtype in dtypes if dtype.itemsize > 1}
+    if gpu.has_tensor_cores and wide in ({torch.float16}, {torch.bfloat16}):
+        return wide.pop()
+    return torch.float32
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
