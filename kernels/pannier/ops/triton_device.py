@@ -67,7 +67,6 @@ def gpu_with(capability: tuple[int, int], processors: int) -> Gpu:
 def tiling_of(gpu: Gpu, k_size: int, v_size: int, *dtypes: torch.dtype) -> Tiling:
     """How attention over keys and values of these sizes is tiled, where `dtypes` are those of q, k and v."""
     dtype = _multiplied(gpu, dtypes)
-    sizes = [each.itemsize for each in dtypes]
     k_width, v_width = width_of(k_size), width_of(v_size)
     tensor_cores = dtype != torch.float32
     key_bytes = (32 if tensor_cores else 16) * KIB
@@ -76,7 +75,7 @@ def tiling_of(gpu: Gpu, k_size: int, v_size: int, *dtypes: torch.dtype) -> Tilin
         k_width=k_width,
         v_width=v_width,
         pairs=_fitting(16 * KIB, k_width * dtype.itemsize, 16, 64),
-        keys=_fitting(key_bytes, (k_width + v_width) * dtype.itemsize, 16, 64 if 1 in sizes else 128),
+        keys=_fitting(key_bytes, (k_width + v_width) * dtype.itemsize, 16, 64),
         warps=4 if tensor_cores else 8,
     )
 
