@@ -33,7 +33,8 @@ def lapses(before: Status, after: Status, seconds: float) -> list[LaneLapse]:
 
 def _lapse(old: Mapping[str, Any], new: Mapping[str, Any], seconds: float) -> LaneLapse:
     def share(name: str) -> float:
-        return max(0.0, new["seconds"].get(name, 0.0) - old["seconds"].get(name, 0.0)) / seconds
+        worked_s: float = new["seconds"].get(name, 0.0) - old["seconds"].get(name, 0.0)
+        return max(0.0, worked_s) / seconds
 
     return LaneLapse(
         worker=new["worker"],

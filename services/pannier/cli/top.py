@@ -10,7 +10,8 @@ from pannier.cli.lapse import LaneLapse, Status, bottleneck, lapses
 from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure, Keys
 
 if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
+    from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
 BAR = 24
@@ -54,7 +55,7 @@ def picture(status: Status, found: Sequence[LaneLapse]) -> "Group":
     return Group(Text(head, style="bold"), Text(bottleneck(status, found)), "", _lanes(found), "", _attention(status))
 
 
-def _lanes(found: Sequence[LaneLapse]) -> "RenderableType":
+def _lanes(found: Sequence[LaneLapse]) -> "Table":
     table = _table("compute", "lane", "steps/s", f"{'':{BAR}}", "computes", "attention", "transfer")
     for lane in found:
         shares = {name: getattr(lane, name) for name in ("compute", "attention", "transfer")}
@@ -63,7 +64,7 @@ def _lanes(found: Sequence[LaneLapse]) -> "RenderableType":
     return table
 
 
-def _attention(status: Status) -> "RenderableType":
+def _attention(status: Status) -> "Table":
     table = _table("attention", "group", "KV heads", f"{'':{BAR}}", "used", "cached", "blocks")
     for process in status["processes"]:
         blocks = process.get("blocks")
@@ -79,7 +80,7 @@ def _attention(status: Status) -> "RenderableType":
     return table
 
 
-def _table(*columns: str) -> "RenderableType":
+def _table(*columns: str) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
