@@ -38,7 +38,8 @@ def pack(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Part, ...], memoryview]
     parts = parts_of(tensors)
     frame = torch.empty(payload_bytes(parts), dtype=torch.uint8)
     for part, tensor in zip(parts, tensors, strict=True):
-        _view(frame, part).copy_(tensor)
+        if not _move(tensor, frame.data_ptr() + part.offset):
+            _view(frame, part).copy_(tensor)
     return parts, frame.numpy().data
 
 
@@ -84,10 +85,16 @@ class TensorMemory:
     def write(self, parts: Sequence[Part], start: int, tensors: Sequence[torch.Tensor]) -> None:
         """Copy tensors on any device, strided ones too, to where `parts` says, for a payload frame at byte `start`."""
         for part, tensor in zip(parts, tensors, strict=True):
-            if tensor.is_cpu and tensor.is_contiguous():  # a quarter of the time of the general way
-                ctypes.memmove(self._address + start + part.offset, tensor.data_ptr(), tensor.nbytes)
-            else:
+            if not _move(tensor, self._address + start + part.offset):
                 self.views((part,), start)[0].copy_(tensor)
+
+
+def _move(tensor: torch.Tensor, address: int) -> bool:
+    """Copy a tensor that lies in one piece in the host's memory: in a quarter of the time of torch's general way."""
+    if not (tensor.is_cpu and tensor.is_contiguous()):
+        return False
+    ctypes.memmove(address, tensor.data_ptr(), tensor.nbytes)
+    return True
 
 
 @lru_cache(REMEMBERED)
