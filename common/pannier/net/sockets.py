@@ -46,7 +46,7 @@ def bind(
 
     Raises `PortBusy`, `Exposed`, or `NetError` for an address that can't be bound.
     """
-    _check_exposure(endpoint, options)
+    check_exposure(endpoint, options)
     _remove_stale_socket_file(endpoint)
     socket = _make(context, kind, options)
     if options.curve is not None:
@@ -81,7 +81,7 @@ def connect(
     monitor: Monitor | None = None,
 ) -> S:
     """A socket that dials `endpoint`, now and again whenever the connection is lost."""
-    _check_exposure(endpoint, options)
+    check_exposure(endpoint, options)
     socket = _make(context, kind, options)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
@@ -121,7 +121,8 @@ def _make(context: "zmq.Context[S]", kind: int, options: SocketOptions) -> S:
     return socket
 
 
-def _check_exposure(endpoint: str, options: SocketOptions) -> None:
+def check_exposure(endpoint: str, options: SocketOptions) -> None:
+    """Raise `Exposed` if other hosts can reach `endpoint` and nothing allows that; `NetError` if it is none."""
     scheme, _, address = endpoint.partition("://")
     if scheme in ("ipc", "inproc") or options.insecure or options.curve is not None:
         return

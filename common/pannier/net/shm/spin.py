@@ -26,6 +26,8 @@ class Spin:
 
     def budget_ns(self, processes: int) -> int:
         """Nanoseconds, where so many processes may spin at once, this one included."""
+        if not self._spin_ns:
+            return 0
         now = time.monotonic()
         if now - self._sampled > SAMPLE_S:
             self._sample(now)
