@@ -46,23 +46,24 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(params=["all", "control"])
+@pytest.fixture(params=[("all", "zmq"), ("control", "zmq"), ("control", "tcp")], ids=" ".join)
 def encrypted(
     request: pytest.FixtureRequest, uncut: tuple[Path, PreTrainedModel], keys: Path, cache: Path, tmp_path: Path
-) -> Iterator[tuple[str, Stack, Client]]:
+) -> Iterator[tuple[str, str, Stack, Client]]:
     """A ready stack over TCP, where links have three flows."""
+    encrypt, link = request.param
     with running_stack(
         tmp_path / "run",
         uncut[0],
-        compute={"dtype": "float32", "cache_dir": cache, "link": "zmq", "flows": 3},
+        compute={"dtype": "float32", "cache_dir": cache, "link": link, "flows": 3},
         transport="tcp",
-        every_role={"keys": keys, "encrypt": request.param},
+        every_role={"keys": keys, "encrypt": encrypt},
         client_keys=keys,
         max_batch_tokens=16,
         max_sequences=8,
         block_size=16,
     ) as (stack, client):
-        yield request.param, stack, client
+        yield encrypt, link, stack, client
 
 
 def _role(status: dict[str, Any], role: str) -> dict[str, Any]:
@@ -70,16 +71,16 @@ def _role(status: dict[str, Any], role: str) -> dict[str, Any]:
 
 
 def test_same_text_and_no_strangers(
-    encrypted: tuple[str, Stack, Client], uncut: tuple[Path, PreTrainedModel], strange: Path
+    encrypted: tuple[str, str, Stack, Client], uncut: tuple[Path, PreTrainedModel], strange: Path
 ) -> None:
     """Exact tokens; the status says what is encrypted and how many flows; strangers get one error each, and count."""
-    how, stack, client = encrypted
+    how, link, stack, client = encrypted
     prompt = torch.randint(3, VOCAB, (PROMPT_TOKENS,), generator=torch.Generator().manual_seed(2)).tolist()
     completion = client.complete(prompt, max_tokens=16, temperature=0.0, logprobs=20, ignore_eos=True)
     assert check_same(completion.logprobs, logprobs_after(uncut[1], prompt, list(completion.tokens))) == 0
     status = client.status()
     assert _role(status, "gateway")["encrypt"] == how
-    assert _role(status, "compute")["link"] == "zmq tcp x3"
+    assert _role(status, "compute")["link"] == {"zmq": "zmq tcp x3", "tcp": "tcp x3"}[link]
     for process in status["processes"]:
         if process["role"] == "attention":
             assert process["counters"].get("stale_frames", 0) == 0

@@ -1,4 +1,4 @@
-"""Links of both kinds carry the same: exact tokens, and nothing from a session that was fenced."""
+"""Links of all kinds carry the same: exact tokens, and nothing from a session that was fenced."""
 
 import os
 import signal
@@ -36,11 +36,11 @@ def _complete(client: Client) -> list[tuple[int, ...]]:
         return list(pool.map(complete, _prompts()))
 
 
-def test_the_same_tokens_through_shared_memory_and_through_sockets(tmp_path: Path) -> None:
+def test_the_same_tokens_through_shared_memory_plain_tcp_and_zeromq(tmp_path: Path) -> None:
     """And the status says what each stack has."""
     save_random_model("llama", tmp_path / "model")
     tokens, kinds = {}, {}
-    for link in ("auto", "shm", "zmq"):
+    for link in ("auto", "shm", "tcp", "zmq"):
         with running_stack(
             tmp_path / link,
             tmp_path / "model",
@@ -51,19 +51,20 @@ def test_the_same_tokens_through_shared_memory_and_through_sockets(tmp_path: Pat
         ) as (_, client):
             tokens[link] = _complete(client)
             (kinds[link],) = [p["link"] for p in client.status()["processes"] if p["role"] == "compute"]
-    assert kinds == {"auto": "shm", "shm": "shm", "zmq": "zmq ipc"}
-    assert tokens["shm"] == tokens["zmq"] == tokens["auto"]
+    assert kinds == {"auto": "shm", "shm": "shm", "tcp": "tcp", "zmq": "zmq ipc"}
+    assert tokens["shm"] == tokens["tcp"] == tokens["zmq"] == tokens["auto"]
     assert len(set(tokens["shm"])) == NUM_PROMPTS
 
 
-def test_an_attention_worker_that_is_killed_leaves_no_memory_and_is_replaced(tmp_path: Path) -> None:
-    """Its group is computed again by its successor, through new shared memory."""
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_an_attention_worker_that_is_killed_leaves_nothing_and_is_replaced(tmp_path: Path, link: str) -> None:
+    """Its group is computed again by its successor, through new shared memory or a new connection."""
     save_random_model("llama", tmp_path / "model")
     with running_stack(
         tmp_path / "run",
         tmp_path / "model",
         attention_workers=1,
-        compute={"dtype": "float32", "cache_dir": tmp_path / "cache", "link": "shm"},
+        compute={"dtype": "float32", "cache_dir": tmp_path / "cache", "link": link},
         max_batch_tokens=CHUNK,
         max_sequences=8,
         block_size=16,
@@ -72,7 +73,8 @@ def test_an_attention_worker_that_is_killed_leaves_no_memory_and_is_replaced(tmp
         undisturbed = _complete(client)
         compute = stack.processes["compute-0"].pid
         assert compute is not None
-        assert _mappings(compute) == 1
+        before = _mappings(compute), _sockets(compute)
+        assert before[0] == (link == "shm")
         killed = stack.processes.pop("attention-0")
         assert killed.pid is not None
         os.kill(killed.pid, signal.SIGKILL)
@@ -80,9 +82,13 @@ def test_an_attention_worker_that_is_killed_leaves_no_memory_and_is_replaced(tmp
         stack.attention("attention-1")
         stack.wait_until_ready(client)
         assert _complete(client) == undisturbed
-        assert _mappings(compute) == 1, "the former link's memory has gone"
+        assert (_mappings(compute), _sockets(compute)) == before, "nothing of the former link is left"
         (stack.folder / "attention-0").unlink()  # of its sockets, which a killed process leaves
 
 
 def _mappings(pid: int) -> int:
     return Path(f"/proc/{pid}/maps").read_text().count("pannier-link")
+
+
+def _sockets(pid: int) -> int:
+    return sum(os.readlink(file).startswith("socket:") for file in Path(f"/proc/{pid}/fd").iterdir())

@@ -54,6 +54,12 @@ def test_memory_has_units() -> None:
         (AttentionConfig, {"encrypt": "control"}, "attention: encrypt is 'control', which needs keys; pannier keys"),
         (AttentionConfig, {"encrypt": "some"}, "encrypt is 'some'; it must be 'all', 'control' or 'none'"),
         (ComputeConfig, {"model": "m", "flows": 0}, "flows is 0; it must be greater than or equal to 1"),
+        (
+            ComputeConfig,
+            {"model": "m", "link": "tcp", "keys": "keys"},
+            "compute: link is 'tcp', which can't be encrypted, and keys were given; use zmq, or encrypt = \"control\"",
+        ),
+        (AttentionConfig, {"listen_tcp": "ipc:///tmp/a"}, "listen_tcp is 'ipc:///tmp/a'; it must be tcp://HOST:PORT"),
         (GatewayConfig, {"model": "m", "block_size": 20}, "block_size is 20; it must be 16, 32 or 64"),
         (
             GatewayConfig,

@@ -31,8 +31,8 @@ from pannier.runtime.errors import ConfigError
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 """Element types by their names in torch; auto is what the device computes natively and the model allows."""
 
-LinkKind: TypeAlias = Literal["auto", "shm", "zmq"]
-"""How a compute worker reaches attention workers: shared memory, sockets, or whichever each one allows."""
+LinkKind: TypeAlias = Literal["auto", "shm", "tcp", "zmq"]
+"""How a compute worker reaches attention workers: shared memory, plain TCP, ZeroMQ, or the first that each allows."""
 
 
 Encrypt: TypeAlias = Literal["all", "control", "none"]
@@ -48,6 +48,7 @@ EmulatedTime: TypeAlias = Annotated[
 ]
 """Of one lane-step on a device that isn't there, as in "20,5": milliseconds, and microseconds for every row."""
 Endpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
+TcpEndpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^tcp://.+:\d+$")]
 Device: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(cpu|cuda:\d+)$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DtypeNames: TypeAlias = Annotated[
@@ -172,9 +173,9 @@ class ComputeConfig(RoleConfig):
     """Where sliced graphs are kept; None: the user's cache folder."""
     link: LinkKind = "auto"
     flows: Annotated[int, Field(ge=1, le=16)] = 1
-    """Connections of a link that goes over sockets, for networks that give each of them a part of their rate."""
+    """Connections of a link that goes over a network, where that gives each of them a part of its rate."""
     spin_us: NonNegativeInt = SPIN_US
-    """How long to look for an answer in shared memory before going to sleep, while cores are free; 0: not at all."""
+    """How long to look for an answer before going to sleep, while cores are free; 0: not at all."""
     stage: NonNegativeInt = 0
     """Which part of the model's slices this worker runs, counted from 0."""
     stages: PositiveInt = 1
@@ -210,6 +211,15 @@ class ComputeConfig(RoleConfig):
             raise ValueError("emulate_compute stands in for a whole model; it can't be used with stages")
         return self
 
+    @model_validator(mode="after")
+    def _link_is_encrypted_if_links_are(self) -> Self:
+        if self.link == "tcp" and self.encrypts_links:
+            raise ValueError(
+                "link is 'tcp', which can't be encrypted, and keys were given; use zmq, or encrypt = \"control\" on a "
+                "network that is private"
+            )
+        return self
+
 
 class AttentionConfig(RoleConfig):
     """One attention worker: a device and the memory that its KV blocks may take."""
@@ -226,6 +236,8 @@ class AttentionConfig(RoleConfig):
     """Fail a step in which K, V or what links carry are converted, instead of counting that."""
     listen: Endpoint = "tcp://127.0.0.1:0"
     """Where compute workers reach it; they are told the real one, so port 0 is fine."""
+    listen_tcp: TcpEndpoint | None = None
+    """Where they reach it over plain TCP if links are not encrypted; None: any port beside `listen`."""
     spin_us: NonNegativeInt = SPIN_US
     """As a compute worker's: how long to look for a request before going to sleep."""
     threads: PositiveInt | None = None
@@ -363,6 +375,7 @@ def _sentence(kind: type[RoleConfig], error: ValidationError) -> str:
 
 _PATTERN_MEANINGS = {
     r"^(tcp://.+:\d+|ipc://.+)$": "tcp://HOST:PORT or ipc://PATH",
+    r"^tcp://.+:\d+$": "tcp://HOST:PORT",
     r"^(cpu|cuda:\d+)$": "cpu or cuda:NUMBER",
     r"^[A-Za-z0-9._-]{1,64}$": "1 to 64 letters, digits, dots, dashes or underscores",
 }

@@ -1,34 +1,44 @@
 """Compute workers on the same host: their messages come through shared memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import structlog
 import torch
 
 from pannier.net.shm import CannotShare, Channel, Door, Waiting
 from pannier.runtime.tensor_channel import TensorChannel
-from pannier.wire import AttentionToCompute, ComputeToAttention, WireError
-from pannier.wire import messages as m
+from pannier.wire import AttentionToCompute, ComputeToAttention
 from pannier.wire.traffic import Traffic
 
 log = structlog.get_logger()
 
 
-class Caller:
+class ShmCaller:
     """One compute worker on this host."""
 
     def __init__(self, channel: Channel, traffic: Traffic) -> None:
         self.name = channel.peer
         self.channel = channel
         self.messages: TensorChannel[ComputeToAttention] = TensorChannel(channel, ComputeToAttention, traffic)
+        self._lane = 0
+        """In whose ring the message received last came, and its answers go."""
 
-    def answer(self, lane: int, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
-        """Send, or keep until a flush. An answer for which there can't be room becomes a failure, with the reason."""
-        try:
-            self.messages.send(lane, reply, tensors)
-        except WireError as error:
-            frame = (reply.life, reply.session, reply.step, reply.lane)
-            self.messages.send(lane, m.StepFailed(*frame, str(error)), [])
+    def receive(self) -> tuple[ComputeToAttention, list[torch.Tensor]] | None:
+        """The next message, whose tensors lie in its ring until `release`. Raises `WireError` for what is none."""
+        received = self.messages.receive()
+        if received is None:
+            return None
+        self._lane, message, tensors = received
+        return message, tensors
+
+    def release(self) -> None:
+        """Give the memory of the message back to its sender."""
+        self.messages.release()
+
+    def answer(self, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
+        """Send, or keep until a flush. Raises `PeerGone`, and `WireError` for an answer that is too large."""
+        self.messages.send(self._lane, reply, tensors)
 
 
 class SameHost:
@@ -36,7 +46,7 @@ class SameHost:
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self._callers: list[Caller] = []
+        self._callers: list[ShmCaller] = []
         self._door: Door | None = None
         try:
             self._door = Door()
@@ -54,9 +64,10 @@ class SameHost:
         if self._door is not None:
             waiting.register(self._door.fileno())
 
-    def callers(self) -> Iterator[Caller]:
+    def callers(self, ready: Mapping[Any, int]) -> Iterator[ShmCaller]:
         """Those who are there. Lets in who knocks, and forgets who has hung up."""
-        self._let_in()
+        if self._door is not None and self._door.fileno() in ready:
+            self._let_in(self._door)
         for caller in [caller for caller in self._callers if caller.channel.is_lost]:
             log.info("a compute worker has hung up", worker=caller.name)
             self._forget(caller)
@@ -74,10 +85,10 @@ class SameHost:
         if self._door is not None:
             self._door.close()
 
-    def _let_in(self) -> None:
-        while self._door is not None:
+    def _let_in(self, door: Door) -> None:
+        while True:
             try:
-                channel = self._door.open()
+                channel = door.open()
             except CannotShare as error:
                 log.warning("somebody was not let in", reason=str(error))
                 continue
@@ -88,9 +99,9 @@ class SameHost:
                 self._forget(former)
             log.info("link", worker=channel.peer, kind="shm", bytes=channel.memory.layout.total)
             self._waiting.add(channel)
-            self._callers.append(Caller(channel, self._traffic))
+            self._callers.append(ShmCaller(channel, self._traffic))
 
-    def _forget(self, caller: Caller) -> None:
+    def _forget(self, caller: ShmCaller) -> None:
         self._waiting.remove(caller.channel)
         caller.messages.close()
         self._callers.remove(caller)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import structlog
 import torch
 
@@ -51,11 +52,13 @@ class AttentionService(WorkerService):
             self.sockets.gateway,
             config.spin_us,
             self.sockets.links,
+            config.listen_tcp,
         )
         try:
             facts = await in_thread(
-                attention_facts, device, config.memory, worker.endpoint, worker.door, pace, config.emulate_dtypes
+                attention_facts, device, config.memory, worker.endpoint, pace, config.emulate_dtypes
             )
+            facts = msgspec.structs.replace(facts, door=worker.door, tcp=worker.tcp)
         except BaseException:
             worker.close()  # a context doesn't end before its sockets
             raise
@@ -66,7 +69,6 @@ def attention_facts(
     device: torch.device,
     memory: int | None,
     endpoint: str,
-    door: str = "",
     pace: Pace | None = None,
     only: Sequence[str] | None = None,
 ) -> m.AttentionFacts:
@@ -86,7 +88,6 @@ def attention_facts(
         bandwidth=read_bandwidth(device) * (1.0 if pace is None else pace.rate),
         dtypes=tuple(d for d in kv_dtypes(device) if only is None or d.name.lower() in ("float32", *only)),
         endpoint=endpoint,
-        door=door,
     )
 
 

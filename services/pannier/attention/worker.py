@@ -1,16 +1,20 @@
 """The attention worker's data thread: receive, kernel, send. Plain blocking code that owns every data socket."""
 
+from typing import Protocol
+
+import torch
 import zmq
 
 from pannier.attention.core import AttentionCore
-from pannier.attention.same_host import Caller, SameHost
+from pannier.attention.over_tcp import OverTcp, beside
+from pannier.attention.same_host import SameHost
 from pannier.net import SocketOptions, bind, close_bound, connect
 from pannier.net.errors import PeerGone
 from pannier.net.flows import peer_of_flow
 from pannier.net.outbox import Frames, Outbox
 from pannier.net.shm import SPIN_US, Waiting
 from pannier.runtime.threads import StopSignal
-from pannier.wire import ComputeToAttention, Decoder, GatewayToWorkerData, WireError, encode
+from pannier.wire import AttentionToCompute, ComputeToAttention, Decoder, GatewayToWorkerData, WireError, encode
 from pannier.wire import messages as m
 from pannier.wire.tensors import encode_with, unpack
 from pannier.wire.traffic import Traffic
@@ -21,8 +25,26 @@ BATCH = 64
 """Messages taken from one peer or socket before the others are looked at."""
 
 
+class Caller(Protocol):
+    """A connection of a compute worker that is no ZeroMQ socket."""
+
+    name: str
+
+    def receive(self) -> tuple[ComputeToAttention, list[torch.Tensor]] | None:
+        """The next message, whose tensors stay until `release`. Raises `WireError` for what is none."""
+
+    def release(self) -> None:
+        """The memory of the message received last may be used again."""
+
+    def answer(self, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
+        """Send, or keep until a flush. Raises `PeerGone`, and `WireError` for an answer that is too large."""
+
+
 class AttentionWorker:
-    """Serves compute workers on `endpoint` and behind `door`, and obeys the gateway. `loop` is its data thread."""
+    """Serves compute workers on `endpoint`, behind `door` and at `tcp`, and obeys the gateway.
+
+    `loop` is its data thread.
+    """
 
     def __init__(
         self,
@@ -33,6 +55,7 @@ class AttentionWorker:
         options: SocketOptions,
         spin_us: int = SPIN_US,
         link_options: SocketOptions | None = None,
+        listen_tcp: str | None = None,
     ) -> None:
         self.core = core
         self._context = context
@@ -43,6 +66,13 @@ class AttentionWorker:
         self._traffic = Traffic()
         self._same_host = SameHost(self._traffic)
         self.door = self._same_host.address
+        try:
+            self._over_tcp = OverTcp(listen_tcp or beside(self.endpoint), link_options or options, self._traffic)
+        except BaseException:
+            self._same_host.close()
+            close_bound(self._links, self.endpoint)
+            raise
+        self.tcp = self._over_tcp.address
         self._outboxes: dict[bytes, Outbox] = {}
         self._link_decoder: Decoder[ComputeToAttention] = Decoder(ComputeToAttention, self._traffic)
         self._gateway_decoder: Decoder[GatewayToWorkerData] = Decoder(GatewayToWorkerData)
@@ -61,6 +91,7 @@ class AttentionWorker:
         for readable in (self._links, self._gateway, stop):
             waiting.register(readable)
         self._same_host.watch(waiting)
+        self._over_tcp.watch(waiting)
         try:
             while not stop.is_set():
                 ready = waiting.wait(None if self._flush() else RETRY_MS)
@@ -68,8 +99,10 @@ class AttentionWorker:
                     self._obey_gateway()
                 if self._links in ready:
                     self._serve_links()
-                for caller in self._same_host.callers():
-                    self._serve_caller(caller)
+                for same_host in self._same_host.callers(ready):
+                    self._serve_caller(same_host)
+                for over_tcp in self._over_tcp.callers(ready):
+                    self._serve_caller(over_tcp)
         finally:
             self._gateway.close()
 
@@ -81,6 +114,7 @@ class AttentionWorker:
         """Close the socket for links; what waits for peers is dropped."""
         self._outboxes.clear()
         self._same_host.close()
+        self._over_tcp.close()
         close_bound(self._links, self.endpoint)
 
     def _obey_gateway(self) -> None:
@@ -113,25 +147,30 @@ class AttentionWorker:
             self._send(peer, encode_with(reply, answer))
 
     def _serve_caller(self, caller: Caller) -> None:
-        """The same for a peer on this host, whose tensors lie in shared memory."""
+        """The same for a peer whose tensors lie in shared memory, or in what its connection has read."""
         for _ in range(BATCH):
             try:
-                received = caller.messages.receive()
+                received = caller.receive()
             except WireError:
                 self.core.counters["refused_frames"] += 1
                 continue
             if received is None:
                 return
-            lane, message, tensors = received
-            replies = list(self.core.receive(caller.name, message, tensors))
+            replies = list(self.core.receive(caller.name, *received))
             # By now the core has stored, attended to or copied all that it was given; before the answer is sent, so
             # that the lane finds its ring empty when it asks next.
-            caller.messages.release()
+            caller.release()
             for reply, answer in replies:
-                try:
-                    caller.answer(lane, reply, answer)
-                except PeerGone:
-                    self.core.counters["answers_to_lost_peers"] += 1
+                self._answer(caller, reply, answer)
+
+    def _answer(self, caller: Caller, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
+        """An answer for which there can't be room becomes a failure, with the reason."""
+        try:
+            caller.answer(reply, tensors)
+        except PeerGone:
+            self.core.counters["answers_to_lost_peers"] += 1
+        except WireError as error:
+            self._answer(caller, m.StepFailed(reply.life, reply.session, reply.step, reply.lane, str(error)), [])
 
     def _send(self, peer: bytes, frames: Frames) -> None:
         outbox = self._outboxes.get(peer)
@@ -156,4 +195,5 @@ class AttentionWorker:
                 done = True
             if done:
                 del self._outboxes[peer]
-        return self._same_host.flush() and not self._outboxes and not len(self._to_gateway)
+        flushed = [self._same_host.flush(), self._over_tcp.flush()]
+        return all(flushed) and not self._outboxes and not len(self._to_gateway)

@@ -33,9 +33,12 @@ def serve(
     monolithic: Annotated[bool, typer.Option("--monolithic", help="Attention in the compute processes.")] = False,
     pin: Annotated[bool, typer.Option("--pin", help="Keep each worker to CPU cores of its own.")] = False,
     link: Annotated[
-        str | None, typer.Option(metavar="auto|shm|zmq", help="From compute to attention: shared memory or sockets.")
+        str | None,
+        typer.Option(metavar="auto|shm|tcp|zmq", help="From compute to attention: shared memory, plain TCP or ZeroMQ."),
     ] = None,
-    flows: Annotated[int | None, typer.Option(help="Connections per link that goes over sockets [default: 1].")] = None,
+    flows: Annotated[
+        int | None, typer.Option(help="Connections per link that goes over a network [default: 1].")
+    ] = None,
     lanes: Annotated[int | None, typer.Option(help="Micro-batches in flight per compute worker [default: 2].")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     kv_dtype: Annotated[

@@ -5,7 +5,7 @@ from itertools import cycle
 
 import zmq
 
-from pannier.compute.link import Received, Tensors, ZmqLink
+from pannier.compute.link import Link, Received, Tensors
 from pannier.net.shm import Waiting
 from pannier.wire import ComputeToAttention
 from pannier.wire import messages as m
@@ -20,14 +20,15 @@ class Flows:
 
     socket: "zmq.Socket[bytes] | None" = None
 
-    def __init__(self, waiting: Waiting, flows: Sequence[ZmqLink]) -> None:
+    def __init__(self, waiting: Waiting, flows: Sequence[Link]) -> None:
         self.name = flows[0].name
         self.kind = f"{flows[0].kind} x{len(flows)}"
         self._waiting = waiting
         self._flows = flows
         self._turns = cycle(flows)
         for flow in flows:
-            waiting.register(flow.socket)
+            if flow.socket is not None:
+                waiting.register(flow.socket)
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
         """Send, or keep until `flush`. Raises `PeerGone`."""
@@ -50,5 +51,6 @@ class Flows:
     def close(self) -> None:
         """Close every flow; what was kept is dropped."""
         for flow in self._flows:
-            self._waiting.unregister(flow.socket)
+            if flow.socket is not None:
+                self._waiting.unregister(flow.socket)
             flow.close()

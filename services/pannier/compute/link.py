@@ -27,7 +27,7 @@ class Link(Protocol):
     """What a poller watches; None if answers are there at once, or the link watches for itself."""
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
-        """Send, or keep until `flush`. Raises `PeerGone`."""
+        """Send, or keep until `flush`: from here on nobody writes into the tensors. Raises `PeerGone`."""
 
     def receive(self) -> Received | None:
         """The next answer that has arrived. Raises `WireError`."""

@@ -1,25 +1,18 @@
 """The link to an attention worker on the same host: shared memory, sized once from what was assigned."""
 
-from collections.abc import Sequence
-
 import structlog
 import zmq
 
 from pannier.compute.link import Received, Tensors
-from pannier.compute.share import PIECE_CREDITS, PIECE_ROWS
+from pannier.compute.link_sizes import LinkSizes
+from pannier.compute.share import PIECE_CREDITS
 from pannier.net.shm import Layout, Waiting, knock
 from pannier.runtime.tensor_channel import TensorChannel
-from pannier.slicer import Call
-from pannier.wire import ALIGNMENT, AttentionToCompute, ComputeToAttention
+from pannier.wire import AttentionToCompute, ComputeToAttention
 from pannier.wire import messages as m
 from pannier.wire.traffic import Traffic
 
 PAGE = 4096
-HEADER_BYTES = 64 << 10
-"""Of the largest message without segments, with room for a few small ones."""
-SEGMENT_BYTES = 64
-"""One segment in a header, or one block copy, at most."""
-PARTS = 3
 log = structlog.get_logger()
 
 
@@ -83,29 +76,14 @@ class ShmLink:
         self.close()
 
 
-def layout(
-    assign: m.ComputeAssign, heads: Sequence[m.HeadRange], calls: Sequence[Call], itemsize: int, window: int, lanes: int
-) -> Layout:
+def layout(sizes: LinkSizes, lanes: int) -> Layout:
     """Memory for all that may be under way at once in a lane, so that its rings are never full.
 
     To attention: two requests (of which one may be read while the next is written), the one-way pieces for which
-    there are credits, and what begins a step. To compute: two answers, and acknowledgements. A sequence has at most
-    `window` tokens, an element of a tensor `itemsize` bytes.
+    there are credits, and what begins a step. To compute: two answers, and acknowledgements.
     """
-    request = piece = answer = 0
-    for call, part in zip(calls, heads, strict=True):
-        kv_heads = part.stop - part.start
-        q_heads = kv_heads * (call.q_heads // call.kv_heads)
-        stored = kv_heads * (call.k_size + call.v_size) * itemsize
-        request = max(request, stored + q_heads * call.k_size * itemsize)
-        piece = max(piece, stored)
-        answer = max(answer, q_heads * (call.v_size * itemsize + 4))
-    rows = assign.max_batch_tokens
-    begin = rows * (SEGMENT_BYTES + 4 * -(-window // assign.block_size))
-    around = HEADER_BYTES + PARTS * ALIGNMENT
-    to_attention = 2 * (rows * request + begin + around) + PIECE_CREDITS * (PIECE_ROWS * piece + around)
-    to_compute = 2 * (rows * answer + around)
-    return Layout(lanes, (_pages(to_attention), _pages(to_compute)))
+    to_attention = 2 * (sizes.request + sizes.begin) + PIECE_CREDITS * sizes.piece
+    return Layout(lanes, (_pages(to_attention), _pages(2 * sizes.answer)))
 
 
 def _pages(size: int) -> int:

@@ -10,15 +10,13 @@ import zmq
 from pannier.compute.core import ComputeCore
 from pannier.compute.emulated_link import EmulatedLink
 from pannier.compute.emulation import Emulation
-from pannier.compute.flows import Flows
-from pannier.compute.link import InProcessLink, Link, LocalAttention, ZmqLink
-from pannier.compute.shm_link import ShmLink, layout
+from pannier.compute.link import InProcessLink, Link, LocalAttention
+from pannier.compute.link_choice import LinkChoice
 from pannier.compute.stage_link import StageLink
 from pannier.compute.timeline import Timeline
 from pannier.net import SocketOptions, connect
-from pannier.net.flows import flow_names
 from pannier.net.outbox import Outbox
-from pannier.net.shm import SPIN_US, CannotShare, Waiting
+from pannier.net.shm import SPIN_US, Waiting
 from pannier.runtime.alarm import Alarm
 from pannier.runtime.config import LinkKind
 from pannier.runtime.threads import StopSignal
@@ -71,18 +69,16 @@ class ComputeWorker:
         )
         self._stage_link = stage_link
         self._emulation = emulation
-        self._model = model
-        self._num_lanes = num_lanes
-        self._link = link
-        self._link_options = link_options or options
+        self._waiting = Waiting(spin_us)
         self._traffic = Traffic()
-        self._flow_names = flow_names(name, flows)
+        self._links = LinkChoice(
+            context, self._waiting, name, model, num_lanes, link, flows, link_options or options, self._traffic
+        )
         self._context = context
         self._name = name
         self._options = options
         self._local = local
         self._decoder: Decoder[GatewayToWorkerData] = Decoder(GatewayToWorkerData)
-        self._waiting = Waiting(spin_us)
 
     def join(self, welcome: m.Welcome) -> None:
         """Dial the gateway that has welcomed this worker."""
@@ -215,30 +211,7 @@ class ComputeWorker:
             if self._local is None:
                 raise WireError("a link within this process needs attention in it")
             return InProcessLink(self._name, address.name, self._local)
-        try:
-            link, reason = self._share_memory(address), "it is on this host"
-        except CannotShare as error:
-            if self._link == "shm":
-                raise
-            link, reason = self._dial(address), str(error)
+        link, reason = self._links.connect(address, self._assign, self.core.wire_dtype.itemsize)
         link = self._emulation.link(link)
         log.info("link", worker=address.name, kind=link.kind, reason=reason)
         return link
-
-    def _share_memory(self, address: m.ShardAddress) -> Link:
-        """Raises `CannotShare`, also if that isn't wanted."""
-        if self._link == "zmq":
-            raise CannotShare("link is set to zmq")
-        if not address.door:
-            raise CannotShare(f"{address.name} offers no shared memory")
-        model, itemsize = self._model, self.core.wire_dtype.itemsize
-        sizes = layout(self._assign, address.heads, model.calls, itemsize, model.max_model_len, self._num_lanes)
-        return ShmLink(self._waiting, self._name, address, sizes, self._traffic)
-
-    def _dial(self, address: m.ShardAddress) -> Link:
-        options, traffic = self._link_options, self._traffic
-        flows = [ZmqLink(self._context, name, address, options, traffic) for name in self._flow_names]
-        if len(flows) > 1:
-            return Flows(self._waiting, flows)
-        self._waiting.register(flows[0].socket)
-        return flows[0]
