@@ -1,13 +1,16 @@
 """`pannier bench link`: round trips and throughput of the links from compute to attention, beside plain TCP."""
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +33,7 @@ def link(
     sizes: Annotated[str, typer.Option(metavar="SIZE,...", help="Of the messages, each way.")] = SIZES,
     model: Annotated[str | None, typer.Option(help="What this model's steps need of a link, too.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Decode rows of its steps.")] = 32,
+    flows: Annotated[int, typer.Option(min=1, max=16, help="Time links with so many connections, too.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Alternating repeats of each link.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
@@ -42,7 +46,7 @@ def link(
     if geometry is not None and model is not None:
         cases.append(geometry.case(model, rows))
     report = Report("bench link", settings={"machine": {"load before": _load()}})
-    with tempfile.TemporaryDirectory(prefix="pannier-bench-") as folder, every_link(Path(folder), cases) as ends:
+    with tempfile.TemporaryDirectory(prefix="pannier-bench-") as folder, every_link(Path(folder), cases, flows) as ends:
         _report(report, _measure(ends, cases, repeats))
     if geometry is not None:
         _report_need(report, geometry, cases[-1], rows)
@@ -84,56 +88,38 @@ def _report_need(report: Report, geometry: Geometry, case: Case, rows: int) -> N
 
 
 @contextmanager
-def every_link(folder: Path, cases: list[Case]) -> "Iterator[dict[str, End]]":
+def every_link(folder: Path, cases: list[Case], flows: int = 1) -> "Iterator[dict[str, End]]":
     """Links of all kinds to one other process, which ends with this."""
-    import json
-    import subprocess
-    import sys
-
     import torch
     import zmq
 
     from pannier.cli.link_ends import LinkEnd, PlainEnd
-    from pannier.compute.link import ZmqLink
-    from pannier.compute.shm_link import ShmLink
-    from pannier.net import SocketOptions
-    from pannier.net.shm import SPIN_US, Layout, Waiting
-    from pannier.wire.messages import ShardAddress
+    from pannier.cli.link_kinds import open_links
 
     torch.set_num_threads(1)
     with ExitStack() as closing:
-        command = [sys.executable, "-m", "pannier.cli.link_echo", str(folder)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        other = closing.enter_context(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        )
-        assert other.stdin is not None
-        assert other.stdout is not None
-        closing.callback(other.stdin.close)
-        places = json.loads(other.stdout.readline())
+        places = closing.enter_context(_other_process(folder))
         context: zmq.Context[zmq.Socket[bytes]] = closing.enter_context(zmq.Context())
-        options = SocketOptions(max_bytes=1 << 30)
-        room = 8 * max(case.size for case in cases) + (1 << 20)
-        layout = Layout(1, (-(-room // 4096) * 4096,) * 2)
         plain = PlainEnd(places["plain"])
         closing.callback(plain.close)
         ends: dict[str, End] = {PLAIN: plain}
-        for name, place, is_shared in (
-            ("zmq tcp", "tcp", False), ("zmq ipc", "ipc", False), ("shm", "ipc", True), ("shm asleep", "asleep", True)
-        ):  # fmt: skip
-            if is_shared and not places[place]["door"]:
-                continue  # without the compiled part there is none
-            address = ShardAddress(name, places[place]["endpoint"], (), places[place]["door"])
-            waiting = Waiting(0 if place == "asleep" else SPIN_US)
-            link: ShmLink | ZmqLink
-            if is_shared:
-                link = ShmLink(waiting, "bench", address, layout)
-            else:
-                link = ZmqLink(context, "bench", address, options)
-                waiting.register(link.socket)
+        room = 8 * max(case.size for case in cases) + (1 << 20)
+        for name, link, waiting in open_links(context, places, room, flows):
             closing.callback(link.close)
             ends[name] = LinkEnd(link, waiting)
         yield ends
+
+
+@contextmanager
+def _other_process(folder: Path) -> Iterator[dict[str, Any]]:
+    """Where the other process listens."""
+    command = [sys.executable, "-m", "pannier.cli.link_echo", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        with other.stdin:
+            yield json.loads(other.stdout.readline())
 
 
 def _load() -> str:

@@ -62,7 +62,9 @@ def serve(folder: Path) -> None:
         threading.Thread(target=worker.loop, args=(StopSignal(),), daemon=True).start()
     plain = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_serve_plain, args=(plain,), daemon=True).start()
-    places = {name: {"endpoint": worker.endpoint, "door": worker.door} for name, worker in workers.items()}
+    places = {
+        name: {"endpoint": worker.endpoint, "door": worker.door, "tcp": worker.tcp} for name, worker in workers.items()
+    }
     print(json.dumps({**places, "plain": plain.getsockname()[1]}), flush=True)
     sys.stdin.read()
     os._exit(0)  # the loops have nothing to finish
