@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from pannier.audit.calls import name_of
 from pannier.audit.verdict import Verdict
-from pannier.cli.report import FILE_WIDTH, Report
+from pannier.cli.report import Report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from pannier.audit.findings import Amount
 
 
+WIDE = 200
+"""Columns of a table that goes into a file."""
+
+
 def print_audit(found: "Audit") -> None:
     """The header, what to do, and every finding."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else FILE_WIDTH
+    width = None if sys.stdout.isatty() else WIDE
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
     for name, value in _header(found).items():
         console.print(f"{name}: {value}")
@@ -55,7 +59,7 @@ def _budget(found: "Audit") -> str:
     kernels = found.recording.profile.kernel_s
     shares = ", ".join(f"{what} {1e3 * seconds:.2f} ms" for what, seconds in sorted(kernels.items()))
     return (
-        f"{budget.phase}: {ms[0]:.3g} ms a step; {budget.streamed / 1e6:.3g} MB to read once are {ms[1]:.3g} ms, "
+        f"{budget.phase}: {ms[0]:.3g} ms a step; {_bytes(budget.streamed)} to read once are {ms[1]:.3g} ms, "
         f"conversions {ms[2]:.3g} ms, neither {ms[3]:.3g} ms" + (f"; kernels: {shares}" if shares else "")
     )
 
