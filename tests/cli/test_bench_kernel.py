@@ -79,7 +79,7 @@ def test_the_command_measures_every_kind(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """A share of a ceiling for each, torch beside those that it has, one JSON object, one picture."""
     monkeypatch.setattr(bench_kernel, "GROUPS", {"few": SHAPES})
     plot = tmp_path / "roofline.svg"
-    options = ["--shapes", "few", "--repeats", "3", "--seconds", "0", "--json", "--plot", str(plot)]
+    options = ["--shapes", "few", "--repeats", "3", "--seconds", "0", "--cpu-time", "--json", "--plot", str(plot)]
     ran = CliRunner().invoke(app, ["bench", "kernel", *options])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout.splitlines()[-1])

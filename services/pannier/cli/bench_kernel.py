@@ -36,6 +36,9 @@ def kernel(
     seconds: Annotated[float, typer.Option(min=0, help="Of each repeat; one call at least.")] = 0.1,
     budget: Annotated[float, typer.Option(min=0, help="Seconds, after which no further shape is begun.")] = 150.0,
     threads: Annotated[int | None, typer.Option(min=1, help="As many as torch takes, if not given.")] = None,
+    cpu_time: Annotated[
+        bool, typer.Option(help="One thread and its own time, where others use the machine too.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the roofline into this .svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
@@ -44,7 +47,8 @@ def kernel(
     if plot is not None and plot.suffix != ".svg":
         raise ConfigError(f"--plot is {plot}; it must end with .svg")
     check_memory(listed)
-    report = _run(listed, threads, repeats, seconds, budget)
+    threads = 1 if cpu_time else threads
+    report = _run(listed, threads, repeats=repeats, seconds=seconds, budget=budget, cpu_time=cpu_time)
     print_summary(report, listed)
     if plot is not None:
         plot.write_text(roofline(report, listed), encoding="utf-8")
@@ -74,7 +78,9 @@ def check_memory(shapes: list[Shape]) -> None:
         )
 
 
-def _run(shapes: list[Shape], threads: int | None, repeats: int, seconds: float, budget: float) -> Report:
+def _run(
+    shapes: list[Shape], threads: int | None, *, repeats: int, seconds: float, budget: float, cpu_time: bool
+) -> Report:
     import torch
 
     from pannier.cli.kernel_ceilings import Ceilings
@@ -83,10 +89,12 @@ def _run(shapes: list[Shape], threads: int | None, repeats: int, seconds: float,
 
     if threads is not None:
         torch.set_num_threads(threads)
-    facts = {"threads": torch.get_num_threads(), "build": cpu_isa().name or "none", "load before": _load()}
+    facts = {"threads": torch.get_num_threads(), "time": "of one thread" if cpu_time else "of the wall clock"}
+    facts |= {"build": cpu_isa().name or "none", "load before": _load()}
     report = Report("bench kernel", settings={MACHINE: facts, CONTIGUOUS: {}, PAGED: {}})
     with torch.inference_mode():
-        ceilings, end = Ceilings(), time.monotonic() + budget
+        ceilings = Ceilings(time.thread_time if cpu_time else time.perf_counter)
+        end = time.monotonic() + budget
         for shape in shapes:
             if not is_offered(shape.dtype):
                 facts[shape.dtype] = "not offered by the operators"
@@ -105,34 +113,31 @@ def _run(shapes: list[Shape], threads: int | None, repeats: int, seconds: float,
 
 def _measure(report: Report, shape: Shape, ceilings: "Ceilings", repeats: int, seconds: float) -> None:
     """Ours between two samples of what it is to be a share of, then torch's forms, over and over."""
-    from pannier.cli.kernel_ceilings import rate
     from pannier.cli.kernel_engines import engines
 
     found = engines(shape)
     amount = (shape.flops if shape.ceiling == GEMM else shape.bytes) / 1e9
-    forms = {CONTIGUOUS: _fastest(found.contiguous), PAGED: _fastest(found.paged)}
-    _fastest(found.ours)  # first calls plan and take memory
+    forms = {CONTIGUOUS: _fastest(found.contiguous, ceilings), PAGED: _fastest(found.paged, ceilings)}
+    _fastest(found.ours, ceilings)  # first calls plan and take memory
     ours: Rates = defaultdict(list)
     shares: Rates = defaultdict(list)
     torchs: dict[str, Rates] = {kind: defaultdict(list) for kind in forms}
     for _ in range(repeats):
         before = ceilings.sample(shape.ceiling, seconds)
         for name, call in found.ours.items():
-            ours[name].append(rate(call, amount, seconds))
+            ours[name].append(ceilings.rate(call, amount, seconds))
         ceiling = mean((before, ceilings.sample(shape.ceiling, seconds)))
         for name in found.ours:
             shares[name].append(ours[name][-1] / ceiling)
         for kind, calls in forms.items():
             for form, call in calls.items():
-                torchs[kind][form].append(rate(call, amount, seconds))
+                torchs[kind][form].append(ceilings.rate(call, amount, seconds))
     _report(report, shape, ours, shares, torchs)
 
 
-def _fastest(forms: Mapping[str, "Call"]) -> dict[str, "Call"]:
+def _fastest(forms: Mapping[str, "Call"], ceilings: "Ceilings") -> dict[str, "Call"]:
     """Those that aren't much slower than the fastest one when each is called once."""
-    from pannier.cli.kernel_ceilings import rate
-
-    once = {name: rate(call, 1.0, seconds=0.0) for name, call in forms.items()}
+    once = {name: ceilings.rate(call, 1.0, seconds=0.0) for name, call in forms.items()}
     return {name: call for name, call in forms.items() if once[name] * SLOWER >= max(once.values())}
 
 

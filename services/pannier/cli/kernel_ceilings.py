@@ -18,21 +18,11 @@ ROWS, SIZE = 512, 4096
 """Of the product: as many rows as a chunk of a prompt has, by a square matrix."""
 
 
-def rate(call: Callable[[], object], amount: float, seconds: float) -> float:
-    """So much of `amount` per second: the median of as many calls as fit, at least one."""
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while not times or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return amount / median(times)
-
-
 class Ceilings:
-    """Samples of both; `found` keeps them all, in GB/s and GFLOP/s."""
+    """Samples of both; `found` keeps them all, in GB/s and GFLOP/s. All times are those of one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.found: dict[str, list[float]] = defaultdict(list)
         small, huge = (torch.empty(STREAM_BYTES // 4) for _ in range(2))
         ask_for_huge_pages(huge)
@@ -47,6 +37,16 @@ class Ceilings:
             GEMM: (partial(torch.mm, self._x, self._weight), partial(linear, self._x, self._weight)),
         }
         amount = {STREAM: STREAM_BYTES, GEMM: 2 * ROWS * SIZE * SIZE}[name]
-        best = max(rate(call, amount / 1e9, seconds / 2) for call in calls[name])
+        best = max(self.rate(call, amount / 1e9, seconds / 2) for call in calls[name])
         self.found[name].append(best)
         return best
+
+    def rate(self, call: Callable[[], object], amount: float, seconds: float) -> float:
+        """So much of `amount` per second: the median of as many calls as fit, at least one."""
+        times: list[float] = []
+        end = self._clock() + seconds
+        while not times or self._clock() < end:
+            start = self._clock()
+            call()
+            times.append(self._clock() - start)
+        return amount / median(times)
