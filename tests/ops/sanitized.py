@@ -10,11 +10,13 @@ from pannier.ops import PagedBatch, PagedSegment, native
 from pannier.ops.chunk_attention import cpu as chunk_cpu
 from pannier.ops.chunk_attention import reference as chunk_reference
 from pannier.ops.paged_attention import cpu, cpu_plan, reference
+from pannier.ops.quantise import is_scaled
 from pannier.ops.store_kv import cpu as store_cpu
 
 BLOCKS = 12
 SIZES = ((64, 128), (80, 96), (5, 33))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 
 
 def _segments(block_size: int) -> list[PagedSegment]:
@@ -33,14 +35,18 @@ def check_paged(
 ) -> None:
     """Store into every slot, then attend; raises where the reference has something else."""
     keys, values = (torch.empty(BLOCKS, 2, block_size, size, dtype=dtype) for size in sizes)
+    scales = (torch.empty(BLOCKS, 2, block_size), torch.empty(BLOCKS, 2, block_size)) if is_scaled(dtype) else None
     k, v = (torch.randn(BLOCKS * block_size, 2, size).clamp(-1, 1) for size in sizes)
-    store_cpu.store_with(built, keys, values, torch.randperm(BLOCKS * block_size), k, v)
+    store_cpu.store_with(built, keys, values, torch.randperm(BLOCKS * block_size), k, v, scales)
     batch = PagedBatch.build(_segments(block_size), "cpu")
-    for window, softcap in ((0, 0.0), (7, 0.0), (0, 5.0)):
-        q = torch.randn(batch.num_rows, 2 * heads_per_kv, sizes[0]).to(dtype)
+    q_dtypes = (torch.float32, torch.bfloat16) if dtype in EIGHT_BITS else (dtype,)
+    for (window, softcap), q_dtype in product(((0, 0.0), (7, 0.0), (0, 5.0)), q_dtypes):
+        q = torch.randn(batch.num_rows, 2 * heads_per_kv, sizes[0]).to(q_dtype)
         scale = sizes[0] ** -0.5
-        actual = cpu.attend_with(built, q, keys, values, batch, scale, window, softcap)
-        expected = reference.paged_attention(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
+        actual = cpu.attend_with(built, q, keys, values, batch, scale, window, softcap, scales)
+        expected = reference.paged_attention(
+            q, keys, values, batch, scale=scale, window=window, softcap=softcap, scales=scales
+        )
         for ours, theirs in zip(actual, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=5e-3, atol=5e-3)
 
@@ -72,15 +78,15 @@ def main() -> None:
     torch.manual_seed(0)
     # One thread takes what is planned for three: nobody waits for busy cores.
     built = native.load(sys.argv[1], Path(sys.argv[2]))._replace(parallel=0)
-    cpu_plan.MAX_ROWS[built.name] = 1000
     for threads, shared_bytes in ((1, 2**40), (3, 0)):
         torch.set_num_threads(threads)
         cpu_plan.SHARED_BYTES = shared_bytes
         check_stream(built)
-        for sizes, dtype in product(SIZES, DTYPES):
+        for sizes in SIZES:
             heads_per_kv = (1, 3, 20)[sizes[0] % 3]
-            check_chunks(built, sizes, heads_per_kv, dtype)
-            for block_size in (1, 16, 64):
+            for dtype in DTYPES:
+                check_chunks(built, sizes, heads_per_kv, dtype)
+            for block_size, dtype in product((1, 16, 64), (*DTYPES, *EIGHT_BITS)):
                 check_paged(built, sizes, block_size, heads_per_kv, dtype)
     print("all agree")  # noqa: T201
 

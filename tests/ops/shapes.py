@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pannier.ops import PagedSegment
+from pannier.ops.quantise import is_scaled
 
 SIZES = (1, 5, 16, 33, 64, 80, 96)
 FP32 = 1e-5
@@ -98,6 +99,19 @@ def nan_cache(num_blocks: int, block_size: int, shape: Heads) -> tuple[Tensor, T
     """Keys [P, G, K, Dk] and values [P, G, K, Dv] of NaN, as freed blocks may hold anything."""
     lead = (num_blocks, shape.kv_heads, block_size)
     return torch.full((*lead, shape.k_size), float("nan")), torch.full((*lead, shape.v_size), float("nan"))
+
+
+def spoilt_cache(
+    num_blocks: int, block_size: int, shape: Heads, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """Keys, values and scales, if the dtype has some, none of which may be looked at: NaN where there is one."""
+    if not is_scaled(dtype):
+        keys, values = nan_cache(num_blocks, block_size, shape)
+        return keys.to(dtype), values.to(dtype), None
+    lead = (num_blocks, shape.kv_heads, block_size)
+    keys, values = (torch.full((*lead, size), -1, dtype=torch.int8) for size in (shape.k_size, shape.v_size))
+    scales = (torch.full(lead, torch.nan), torch.full(lead, torch.nan))
+    return keys.view(dtype), values.view(dtype), scales
 
 
 def slots_of(segments: Sequence[PagedSegment], block_size: int) -> Tensor:

@@ -1,7 +1,5 @@
 """Every build of the C++ form that this processor runs agrees with the definition of attention over blocks."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,14 +40,6 @@ heads = st.builds(
     k_size=sizes,
     v_size=sizes,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _whatever_is_faster() -> Iterator[None]:
-    """Segments of many rows take this form as well."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cpu_plan, "MAX_ROWS", dict.fromkeys(native.NEEDS, 1000))
-        yield
 
 
 def _stored(
@@ -133,22 +123,17 @@ def test_threads_get_what_one_thread_gets(name: str) -> None:
 
 
 @every_build
-def test_segments_of_many_rows_take_the_batched_form_beside_the_others(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each row comes back in its place, whichever form it took."""
-    monkeypatch.setitem(cpu_plan.MAX_ROWS, name, 3)
-    listed = [
-        Extent(50, 0, 49, 1),
-        Extent(30, 0, 30, 9),
-        Extent(0, 0, 3, 2),
-        Extent(70, 0, 70, 3),
-        Extent(20, 0, 20, 9),
-    ]
-    q, keys, values, segments = _stored(listed, Heads(2, 2, 32, 16), 16, 1, torch.float32, torch.float32)
-    how = Scoring(scale=0.2, window=0, softcap=0.0)
-    expected = reference.paged_attention(q, keys, values, PagedBatch.build(segments, "cpu"), **how)
-    assert_partials_close(_attend(name, q, keys, values, segments, how), expected, FP32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads_per_kv", [1, 3])
+def test_chunks_of_many_rows_beside_decode_rows(name: str, dtype: torch.dtype, heads_per_kv: int) -> None:
+    """Blocks of queries that are full, that are not, and rows that are too few for one: each row in its place."""
+    listed = [Extent(50, 0, 49, 1), Extent(130, 0, 130, 300), Extent(70, 0, 70, 3), Extent(90, 0, 40, 90)]
+    q, keys, values, segments = _stored(listed, Heads(2, heads_per_kv, 80, 33), 16, 1, dtype, dtype)
+    for window in (0, 50):
+        how = Scoring(scale=0.1, window=window, softcap=0.0)
+        expected = reference.paged_attention(q, keys, values, PagedBatch.build(segments, "cpu"), **how)
+        tolerance = BF16 if dtype == torch.bfloat16 else FP32
+        assert_partials_close(_attend(name, q, keys, values, segments, how), expected, tolerance)
 
 
 @every_build

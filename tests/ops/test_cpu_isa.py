@@ -28,8 +28,29 @@ def test_the_fastest_build_that_the_processor_runs_is_taken(name: str) -> None:
 def test_a_build_that_does_not_load_is_passed_over() -> None:
     """And the reason says why."""
     assert native.choose(None, EVERYTHING, {**ALL, "avx512_bf16": "not loaded: no such symbol"}) == CpuIsa(
-        "avx512", "avx512_bf16: not loaded: no such symbol"
+        "avx512_vnni", "avx512_bf16: not loaded: no such symbol"
     )
+
+
+@pytest.mark.skipif(build_kernels.compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("function", ["", 'extern "C" int pannier_abi() { return 1; }'])
+def test_a_library_of_another_version_is_refused(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that an older program left is not called; the reason says what to do."""
+    source, library = tmp_path / "old.cpp", tmp_path / "generic.so"
+    source.write_text(function)
+    subprocess.run([str(build_kernels.compiler()), "-shared", "-fPIC", source, "-o", library], check=True)
+    monkeypatch.setattr(native, "BUILDS", tmp_path)
+    there = native.available()
+    assert list(there) == ["generic"]
+    name, reason = native.choose(None, EVERYTHING, there)
+    assert name is None
+    assert f"has interface 1, and {native.ABI} is needed: run scripts/build_kernels.py" in reason
+    with pytest.raises(ValueError, match=r"run scripts/build_kernels\.py"):
+        native.choose("generic", EVERYTHING, there)
+    with pytest.raises(OSError, match="has interface 1"):
+        native.load("generic", tmp_path)
 
 
 def test_without_builds_there_is_none_and_a_reason() -> None:
@@ -48,7 +69,7 @@ def test_the_variable_names_a_build_or_none() -> None:
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("sse9", "known are avx512_bf16, avx512, avx2, generic and none"),
+        ("sse9", "known are avx512_bf16, avx512_vnni, avx512, avx2, generic and none"),
         ("avx2", "the processor has no avx2, f16c, fma"),
     ],
 )

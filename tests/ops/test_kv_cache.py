@@ -42,6 +42,29 @@ def test_copies_read_everything_before_they_write() -> None:
             assert stored[:, 0, 0, 0].tolist() == [0, 1, 1, 2]
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_eight_bits_have_scales_that_are_counted_and_copied(dtype: torch.dtype) -> None:
+    """One for the key and one for the value of each token and head."""
+    cache = KVCache(SHAPES, num_blocks=4, block_size=8, dtype=dtype, device="cpu")
+    held = 0
+    for call, shape in enumerate(SHAPES):
+        scales = cache.scales(call)
+        assert scales is not None
+        for stored in scales:
+            assert stored.shape == (4, shape.kv_heads, 8)
+            stored.copy_(torch.arange(4).view(4, 1, 1).expand(stored.shape))
+        held += sum(t.numel() * t.element_size() for t in (cache.keys(call), cache.values(call), *scales))
+    assert cache.num_bytes == held == 4 * block_bytes(SHAPES, 8, dtype)
+    cache.copy_blocks([1, 2], [2, 3], slice(1, 2))
+    for call, expected in ((0, [0, 1, 2, 3]), (1, [0, 1, 1, 2])):
+        for stored in cache.scales(call) or ():
+            assert stored[:, 0, 0].tolist() == expected
+
+
+def test_other_types_have_no_scales() -> None:
+    assert _cache().scales(0) is None
+
+
 @pytest.mark.parametrize(
     ("sources", "targets", "message"),
     [

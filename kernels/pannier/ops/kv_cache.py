@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from pannier.ops.huge_pages import ask_for_huge_pages
+from pannier.ops.quantise import SCALE, is_scaled
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,21 @@ class CallShape:
         """Elements that one token takes."""
         return self.kv_heads * (self.k_size + self.v_size)
 
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes that one token takes, scales included."""
+        scales = 2 * self.kv_heads * SCALE.itemsize if is_scaled(dtype) else 0
+        return self.token_elements * dtype.itemsize + scales
+
 
 def block_bytes(shapes: Sequence[CallShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes over all calls."""
-    return sum(shape.token_elements for shape in shapes) * block_size * dtype.itemsize
+    return sum(shape.token_bytes(dtype) for shape in shapes) * block_size
 
 
 class KVCache:
     """Keys and values of all calls, laid out [block, KV head, token, size]; one block number means all calls.
+
+    In 8 bits there is a scale for each token's key and value of a head beside them; see `pannier.ops.quantise`.
 
     The memory is written once at the start, so that a machine without enough of it fails here and not in a step.
     """
@@ -56,12 +65,17 @@ class KVCache:
         self.device = torch.device(device)
         self._keys = [self._allocate(shape.kv_heads, shape.k_size) for shape in self.shapes]
         self._values = [self._allocate(shape.kv_heads, shape.v_size) for shape in self.shapes]
+        self._scales = [self._allocate_scales(shape.kv_heads) for shape in self.shapes if is_scaled(dtype)]
 
-    def _allocate(self, heads: int, size: int) -> Tensor:
-        stored = torch.empty(self.num_blocks, heads, self.block_size, size, dtype=self.dtype, device=self.device)
+    def _allocate(self, heads: int, *size: int, dtype: torch.dtype | None = None) -> Tensor:
+        shape = (self.num_blocks, heads, self.block_size, *size)
+        stored = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         if self.device.type == "cpu":
             ask_for_huge_pages(stored)
         return stored.zero_()
+
+    def _allocate_scales(self, heads: int) -> tuple[Tensor, Tensor]:
+        return self._allocate(heads, dtype=SCALE), self._allocate(heads, dtype=SCALE)
 
     def keys(self, call: int) -> Tensor:
         """Keys of a call, [P, G, K, Dk]."""
@@ -70,6 +84,10 @@ class KVCache:
     def values(self, call: int) -> Tensor:
         """Values of a call, [P, G, K, Dv]."""
         return self._values[call]
+
+    def scales(self, call: int) -> tuple[Tensor, Tensor] | None:
+        """Scales of the keys and of the values of a call, each [P, G, K] in fp32; None where the dtype has none."""
+        return self._scales[call] if self._scales else None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -91,8 +109,9 @@ class KVCache:
             return
         read = torch.tensor(list(sources), dtype=torch.int64, device=self.device)
         write = torch.tensor(list(targets), dtype=torch.int64, device=self.device)
-        for stored in (*self._keys[calls], *self._values[calls]):
-            stored.index_copy_(0, write, stored.index_select(0, read))
+        for stored in (*self._keys[calls], *self._values[calls], *chain.from_iterable(self._scales[calls])):
+            elements = stored.view(torch.int8) if stored.itemsize == 1 else stored  # torch doesn't index fp8
+            elements.index_copy_(0, write, elements.index_select(0, read))
 
     def _check_copies(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         if len(sources) != len(targets):

@@ -17,11 +17,24 @@ ISA_VARIABLE = "PANNIER_CPU_ISA"
 BUILDS = Path(__file__).parent / "builds"
 AVX2 = frozenset({"avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
-NEEDS = {"avx512_bf16": AVX512 | {"avx512_bf16"}, "avx512": AVX512, "avx2": AVX2, "generic": frozenset[str]()}
+VNNI = AVX512 | {"avx512_vnni"}
+NEEDS = {
+    "avx512_bf16": VNNI | {"avx512_bf16"},
+    "avx512_vnni": VNNI,
+    "avx512": AVX512,
+    "avx2": AVX2,
+    "generic": frozenset[str](),
+}
 """Builds, the fastest first, and what the processor must have."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As `vector.h` numbers them."""
+
+STORED_DTYPES = {**DTYPES, torch.int8: 3, torch.float8_e4m3fn: 4}
+"""What keys and values are stored in; the last two have scales."""
+
+ABI = 2
+"""What is said to the libraries, and how; as in `vector.h`. It changes with the functions' arguments and tables."""
 
 
 class CpuIsa(NamedTuple):
@@ -102,21 +115,31 @@ def available() -> dict[str, str | None]:
 
 def _loading_problem(name: str) -> str | None:
     try:
-        ctypes.CDLL(str(BUILDS / f"{name}.so"))
+        _open(BUILDS / f"{name}.so")
     except OSError as error:
         return f"not loaded: {error}"
     return None
 
 
+def _open(path: Path) -> ctypes.CDLL:
+    """A build, if it is of this version. Raises OSError."""
+    loaded = ctypes.CDLL(str(path))
+    abi = loaded.pannier_abi() if hasattr(loaded, "pannier_abi") else 1
+    if abi != ABI:
+        raise OSError(f"{path} has interface {abi}, and {ABI} is needed: run scripts/build_kernels.py")
+    return loaded
+
+
 def load(name: str, folder: Path = BUILDS) -> Library:
-    """The functions of a build."""
-    loaded = ctypes.CDLL(str(folder / f"{name}.so"))
+    """The functions of a build. Raises OSError when it can't be loaded or is of another version."""
+    loaded = _open(folder / f"{name}.so")
     pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     attention = loaded.pannier_paged_attention
-    attention.argtypes, attention.restype = [pointer] * 6, None
+    attention.argtypes, attention.restype = [pointer] * 8, None
     store = loaded.pannier_store_kv
     rows: list[Any] = [pointer, number, pointer, number, number]  # where to, size, where from, strides
     store.argtypes = [pointer, small, small, small, pointer, number, number, number, number, *rows, *rows]
+    store.argtypes += [pointer, pointer]  # scales
     store.restype = small
     chunk = loaded.pannier_chunk_attention
     chunk.argtypes, chunk.restype = [pointer], None

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -31,19 +33,30 @@ typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t Bits __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t Shorts __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef int8_t Bytes __attribute__((vector_size(VECTOR_BYTES / 4)));
 
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
-// As Python numbers them.
-enum Dtype : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
+// Of what Python says to this library; native.py has the same number.
+constexpr int ABI = 2;
 
-// Stored numbers by their bits: neither type is known to every compiler.
+// As Python numbers them.
+enum Dtype : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8, FLOAT8 };
+
+// Stored numbers by their bits: none of these types is known to every compiler.
 struct Bf16 {
     uint16_t bits;
 };
 struct Half {
     uint16_t bits;
 };
+struct Fp8 {  // e4m3: sign, four bits of exponent, three of mantissa
+    uint8_t bits;
+};
+
+// Whether numbers are stored as multiples of a scale that each row has.
+template <class T>
+constexpr bool IS_SCALED = std::is_same_v<T, int8_t> || std::is_same_v<T, Fp8>;
 
 // Whatever lies at `from`, aligned or not.
 template <class Vector>
@@ -91,6 +104,23 @@ INLINE Floats widen(const Half* from) {
     return (Floats)(moved | special | (half & 0x8000) << 16);
 #endif
 }
+
+// W bytes with a sign; the compiler's own conversions of so many are slow.
+INLINE Ints widen_whole(const void* from) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepi8_epi32(read<__m128i>(from));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(read<int64_t>(from)));
+#else
+    return __builtin_convertvector(read<Bytes>(from), Ints);
+#endif
+}
+
+INLINE Floats widen(const int8_t* from) { return __builtin_convertvector(widen_whole(from), Floats); }
+
+// The bits are put where a float has them. The exponents are 120 apart; a product moves subnormal numbers too. What
+// isn't a number is not asked about: it is never stored.
+INLINE Floats widen(const Fp8* from) { return (Floats)(widen_whole(from) << 20 & int32_t(0x87f00000)) * 0x1p120f; }
 
 // The first n < W numbers, zeros behind them; nothing else is read.
 template <class T>
@@ -166,6 +196,34 @@ INLINE float sum_of_lanes(Floats a) {
 
 // ---- Moves across lanes
 
+#if defined(__AVX512F__)
+// 4 by 4: of four bytes within each sixteen of a row, then of the sixteens.
+INLINE void transpose_fours(Floats& a, Floats& b, Floats& c, Floats& d) {
+    const __m512d ab_low = (__m512d)_mm512_unpacklo_ps(a, b), ab_high = (__m512d)_mm512_unpackhi_ps(a, b);
+    const __m512d cd_low = (__m512d)_mm512_unpacklo_ps(c, d), cd_high = (__m512d)_mm512_unpackhi_ps(c, d);
+    a = (Floats)_mm512_unpacklo_pd(ab_low, cd_low);
+    b = (Floats)_mm512_unpackhi_pd(ab_low, cd_low);
+    c = (Floats)_mm512_unpacklo_pd(ab_high, cd_high);
+    d = (Floats)_mm512_unpackhi_pd(ab_high, cd_high);
+}
+
+INLINE void transpose_sixteens(Floats& a, Floats& b, Floats& c, Floats& d) {
+    const __m512 ab_low = _mm512_shuffle_f32x4(a, b, 0x44), ab_high = _mm512_shuffle_f32x4(a, b, 0xee);
+    const __m512 cd_low = _mm512_shuffle_f32x4(c, d, 0x44), cd_high = _mm512_shuffle_f32x4(c, d, 0xee);
+    a = (Floats)_mm512_shuffle_f32x4(ab_low, cd_low, 0x88);
+    b = (Floats)_mm512_shuffle_f32x4(ab_low, cd_low, 0xdd);
+    c = (Floats)_mm512_shuffle_f32x4(ab_high, cd_high, 0x88);
+    d = (Floats)_mm512_shuffle_f32x4(ab_high, cd_high, 0xdd);
+}
+
+// Rows become columns.
+INLINE void transpose(Floats (&rows)[16]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) transpose_fours(rows[i], rows[i + 1], rows[i + 2], rows[i + 3]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) transpose_sixteens(rows[i], rows[i + 4], rows[i + 8], rows[i + 12]);
+}
+#else
 // Lanes of both in turn: of their lower halves, or of their upper ones.
 INLINE Floats zip(Floats a, Floats b, bool upper) {
 #if defined(__clang__)
@@ -192,12 +250,13 @@ INLINE void transpose(Floats (&rows)[W]) {
         for (int i = 0; i < W; i++) rows[i] = zipped[i];
     }
 }
+#endif
 
 // ---- Functions
 
 constexpr float LOG2_E = 1.44269504088896340736f;
 
-// 2^x for x < 128, to 2e-7 of it; below -126, next to nothing.
+// 2^x for x < 128, to 2e-7 of it; below -126, next to nothing. What isn't a number stays none.
 INLINE Floats power_of_two(Floats x) {
 #if defined(__AVX512F__)
     constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -205,7 +264,7 @@ INLINE Floats power_of_two(Floats x) {
     const Floats rest = (Floats)_mm512_reduce_ps((__m512)x, NEAREST);  // x less that; 0 for infinity
 #else
     const float round = 0x1.8p23f;
-    x = larger(x, broadcast(-126.0f));
+    x = larger(broadcast(-126.0f), x);
     const Floats whole = (x + round) - round;
     const Floats rest = x - whole;
 #endif
@@ -258,6 +317,30 @@ INLINE Half narrow(float x, Half) {
     return {uint16_t(sign | rounded)};
 }
 
+INLINE Bytes lowest_bytes(Bits x) {
+#if defined(__AVX512F__)
+    return (Bytes)_mm512_cvtepi32_epi8((__m512i)x);
+#elif defined(__AVX2__)
+    const __m256i fours = _mm256_shuffle_epi8((__m256i)x, _mm256_set1_epi64x(0x0c080400));  // low in either half
+    const int32_t both[] = {_mm256_extract_epi32(fours, 0), _mm256_extract_epi32(fours, 4)};
+    return read<Bytes>(both);
+#else
+    return __builtin_convertvector((Ints)x, Bytes);
+#endif
+}
+
+// W floats of at most 127 as whole numbers: the sum has them as its last digits.
+INLINE Bytes narrow_all(Floats x, int8_t) { return lowest_bytes((Bits)(x + 0x1.8p23f)); }
+
+// W floats of at most 448.
+INLINE Bytes narrow_all(Floats x, Fp8) {
+    const Bits sign = (Bits)x >> 24 & 0x80, magnitude = (Bits)x & 0x7fffffff;
+    const Bits normal = (magnitude - (120 << 23) + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+    // The addition of 2^14 leaves as many digits as there is room for.
+    const Bits subnormal = (Bits)((Floats)magnitude + 0x1p14f) - 0x46800000;
+    return lowest_bytes(sign | (magnitude < 0x3c800000 ? subnormal : normal));
+}
+
 INLINE float widen_one(float x) { return x; }
 
 INLINE float widen_one(Bf16 x) {
@@ -265,9 +348,9 @@ INLINE float widen_one(Bf16 x) {
     return read<float>(&bits);
 }
 
-INLINE float widen_one(Half x) {
-    Half padded[W] = {x};
-    return widen(padded)[0];
+template <class T>
+INLINE float widen_one(T x) {
+    return widen_first(&x, 1)[0];
 }
 
 }  // namespace pannier

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -16,31 +17,38 @@ struct Random {
     }
 };
 
-// `size` random numbers as stored; T is float, Bf16 or Half.
+// `size` random numbers as stored, those of types that have scales up to 100.
 template <class T>
 std::vector<T> stored_numbers(Random& random, size_t size) {
     std::vector<T> numbers(size);
-    for (T& number : numbers) number = pannier::narrow(random.number(), T{});
+    for (T& number : numbers) {
+        if constexpr (pannier::IS_SCALED<T>) {
+            const auto narrowed = pannier::narrow_all(pannier::broadcast(100 * random.number()), T{});
+            std::memcpy(&number, &narrowed, 1);
+        } else {
+            number = pannier::narrow(random.number(), T{});
+        }
+    }
     return numbers;
 }
 
 // One query over the keys that it sees, as attention is defined.
-template <class T>
+template <class Q, class T = Q>
 struct Definition {
-    const T* q;
+    const Q* q;
     int k_size, v_size;
     double scale, softcap;
     std::vector<double> o;
     double largest = -std::numeric_limits<double>::infinity(), sum = 0;
 
-    void see(const T* k, const T* v) {
+    void see(const T* k, const T* v, double k_scale = 1, double v_scale = 1) {
         double score = 0;
         for (int d = 0; d < k_size; d++) score += double(pannier::widen_one(q[d])) * pannier::widen_one(k[d]);
-        score *= scale;
+        score *= scale * k_scale;
         if (softcap != 0) score = softcap * std::tanh(score / softcap);
         const double now = std::fmax(largest, score), kept = std::exp(largest - now), weight = std::exp(score - now);
         o.resize(v_size);
-        for (int d = 0; d < v_size; d++) o[d] = o[d] * kept + weight * pannier::widen_one(v[d]);
+        for (int d = 0; d < v_size; d++) o[d] = o[d] * kept + weight * v_scale * pannier::widen_one(v[d]);
         sum = sum * kept + weight;
         largest = now;
     }

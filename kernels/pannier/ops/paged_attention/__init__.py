@@ -5,28 +5,38 @@ from torch import Tensor
 from pannier.ops.gpu import gpu_form, uses_triton
 from pannier.ops.paged_attention import batched, cpu
 from pannier.ops.paged_attention.batch import PagedBatch, PagedSegment, Scratch
+from pannier.ops.quantise import check_scales
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, *, scale: float, window: int, softcap: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One partial per query row over its segment's stored keys.
 
     q [M, H, Dk] of any float dtype, rows in the order of the batch's segments; keys [P, G, K, Dk],
-    values [P, G, K, Dv]. A row at position p sees key j < num_keys of its segment iff first_position + j <= p and, with
-    a window, first_position + j > p - window. Scores are scaled, then capped to softcap * tanh(score / softcap) unless
-    softcap is 0. What the blocks hold beside these keys is never read, be it NaN.
+    values [P, G, K, Dv]; those of 8 bits are multiples of `scales`, of keys and of values, each [P, G, K] in fp32. A
+    row at position p sees key j < num_keys of its segment iff first_position + j <= p and, with a window,
+    first_position + j > p - window. Scores are scaled, then capped to softcap * tanh(score / softcap) unless softcap
+    is 0. What the blocks hold beside these keys is never read, be it NaN.
     Returns (o [M, H, Dv], l [M, H]), both fp32; (0, -inf) for a row that sees nothing.
 
     Raises ValueError when shapes don't fit or a segment has more keys than room in its blocks, IndexError for a block
     number behind the last one.
     """
     _check(q, keys, values, batch)
-    if uses_triton(q.device):
+    check_scales(keys, values, scales)
+    if uses_triton(q.device) and scales is None:
         return _attend_on_gpu(q, keys, values, batch, scale, window, softcap)
-    if cpu.takes(q, keys, values):
-        return cpu.paged_attention(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
-    return batched.paged_attention(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
+    attend = cpu.paged_attention if cpu.takes(q, keys, values) else batched.paged_attention
+    return attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap, scales=scales)
 
 
 def _attend_on_gpu(

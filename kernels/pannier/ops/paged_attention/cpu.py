@@ -1,10 +1,9 @@
-"""Rows of few per segment with `cpu.cpp`, the others with the batched form."""
+"""All segments with one call of `cpu.cpp`."""
 
 import torch
 from torch import Tensor
 
-from pannier.ops.native import DTYPES, Library, library
-from pannier.ops.paged_attention import batched
+from pannier.ops.native import DTYPES, STORED_DTYPES, Library, library
 from pannier.ops.paged_attention.batch import PagedBatch
 from pannier.ops.paged_attention.cpu_plan import CpuGeometry
 
@@ -15,7 +14,7 @@ def takes(q: Tensor, keys: Tensor, values: Tensor) -> bool:
         q.device.type == "cpu"
         and library() is not None
         and q.dtype in DTYPES
-        and keys.dtype in DTYPES
+        and keys.dtype in STORED_DTYPES
         and keys.dtype == values.dtype
         and keys.is_contiguous()
         and values.is_contiguous()
@@ -24,12 +23,20 @@ def takes(q: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, *, scale: float, window: int, softcap: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `pannier.ops.paged_attention`."""
     built = library()
     assert built is not None
-    return attend_with(built, q, keys, values, batch, scale, window, softcap)
+    return attend_with(built, q, keys, values, batch, scale, window, softcap, scales)
 
 
 def attend_with(
@@ -41,6 +48,7 @@ def attend_with(
     scale: float,
     window: int,
     softcap: float,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same with the build at hand."""
     rows, heads, k_size = q.shape
@@ -56,7 +64,7 @@ def attend_with(
     if not plan.covers_all:
         o.zero_()
         lse.fill_(float("-inf"))
-    built.paged_attention(plan.address, q.data_ptr(), keys.data_ptr(), values.data_ptr(), o.data_ptr(), lse.data_ptr())
-    if plan.buckets:
-        batched.attend_buckets(q, keys, values, plan.buckets, batch.scratch, o, lse, scale=scale, softcap=softcap)
+    tensors = (q, keys, values, o, lse, *(scales or ()))
+    nothing = [None] * (0 if scales else 2)
+    built.paged_attention(plan.address, *(tensor.data_ptr() for tensor in tensors), *nothing)
     return o, lse

@@ -8,21 +8,18 @@ from typing import NamedTuple
 
 import torch
 
-from pannier.ops.native import DTYPES, Library
-from pannier.ops.paged_attention.plan import Bucket, Geometry, existing_views, make_buckets
+from pannier.ops.native import DTYPES, STORED_DTYPES, Library
+from pannier.ops.paged_attention.plan import existing_views
 from pannier.ops.paged_attention.segment import PagedSegment, View
 
 TILE = 64
 """As in `cpu.cpp`."""
 
-MAX_ROWS = {"avx512_bf16": 256, "avx512": 32, "avx2": 4, "generic": 1}
-"""Of a segment, by build; with more, gathering the keys for torch's products of matrices may be faster.
-
-Measured in bf16 over 192 and 1000 keys, all builds on one processor that has AVX-512 and bf16, which torch's own
-products used each time. The first build was still 1.3 to 1.7 times as fast with 512 rows; more weren't tried."""
-
-QUERIES = 16
-"""Query heads of some rows that go over the keys together, as `MAX_QUERIES` in `cpu.cpp`."""
+FEW_QUERIES = 16
+MANY_QUERIES = 256
+"""Query heads of some rows that go over the keys together, as in `cpu.cpp`: of a segment that has no more, and of one
+that has. From 20 on the second way is faster, with every build and dtype that was measured; it is also 1.1 to 4 times
+as fast as gathering the keys for torch's own attention."""
 
 TASKS_PER_THREAD = 4
 """When there are fewer, segments are split: threads that end early must find other work."""
@@ -51,7 +48,7 @@ class CpuGeometry(NamedTuple):
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of a key and its value."""
+        """Bytes of a key and its value, without scales."""
         return (self.k_size + self.v_size) * self.kv_dtype.itemsize
 
 
@@ -75,8 +72,6 @@ class CpuPlan(NamedTuple):
     """Of the tables."""
     covers_all: bool
     """Whether they write every row."""
-    buckets: tuple[Bucket, ...]
-    """Segments of many rows, for the batched form."""
     owned: tuple[object, ...]
     """The memory behind the address."""
 
@@ -84,18 +79,19 @@ class CpuPlan(NamedTuple):
 class _Tables:
     """The tables while they grow; numbers as in the structures of `cpu.cpp`."""
 
-    def __init__(self, target_keys: int) -> None:
+    def __init__(self, task_work: int) -> None:
         self.parts = array("i")
         self.merges = array("i")
         self.blocks = array("i")
         self.partial_rows = 0
-        self._target_keys = target_keys
+        self._task_work = task_work
 
     def add(self, view: View, geometry: CpuGeometry) -> None:
         """All rows of a view, so many at a time."""
         table = len(self.blocks)
         self.blocks.extend(view.blocks)
-        step = max(1, QUERIES // geometry.heads_per_kv)
+        is_few = view.num_rows * geometry.heads_per_kv <= FEW_QUERIES
+        step = max(1, (FEW_QUERIES if is_few else MANY_QUERIES) // geometry.heads_per_kv)
         for row in range(0, view.num_rows, step):
             self._add_rows(view, geometry, table, row, min(step, view.num_rows - row))
 
@@ -104,7 +100,7 @@ class _Tables:
         start = max(0, ahead + 1 - geometry.window) if geometry.window else 0
         stop = min(view.num_keys, ahead + num_rows)
         row = view.first_row + first
-        ranges = _split(start, stop, self._target_keys)
+        ranges = _split(start, stop, TILE * -(-self._task_work // (TILE * num_rows)))
         if len(ranges) == 1:
             self.parts.extend((table, start, stop, ahead, row, num_rows, row, 0))
             return
@@ -120,27 +116,22 @@ def make_cpu_plan(segments: Sequence[PagedSegment], geometry: CpuGeometry, built
     Raises ValueError when blocks are missing, IndexError for a block number behind the last one.
     """
     views, num_rows = existing_views(segments, geometry.window, geometry.block_size, geometry.num_blocks)
-    few = [view for view in views if view.num_rows <= MAX_ROWS[built.name]]
-    many = [view for view in views if view.num_rows > MAX_ROWS[built.name]]
-    num_keys = sum(view.num_keys * view.num_rows for view in few)
-    threads = geometry.num_threads if num_keys * geometry.kv_heads * geometry.key_bytes >= SHARED_BYTES else 1
-    tables = _Tables(_target_keys(num_keys, geometry.kv_heads, threads))
-    for view in few:
+    work = sum(view.num_keys * view.num_rows for view in views)
+    threads = geometry.num_threads if work * geometry.kv_heads * geometry.key_bytes >= SHARED_BYTES else 1
+    tables = _Tables(_task_work(work, geometry.kv_heads, threads))
+    for view in views:
         tables.add(view, geometry)
     plan, owned = _fill(tables, geometry, threads, built.parallel)
     return CpuPlan(
         address=ctypes.addressof(plan),
-        covers_all=not many and sum(view.num_rows for view in views) == num_rows,
-        buckets=make_buckets(many, _batched_geometry(geometry), num_rows, torch.device("cpu")),
+        covers_all=sum(view.num_rows for view in views) == num_rows,
         owned=(plan, *owned),
     )
 
 
-def _target_keys(num_keys: int, kv_heads: int, threads: int) -> int:
-    """Keys that one task should have at most: whole tiles."""
-    if threads == 1:
-        return max(1, num_keys)
-    return TILE * -(-num_keys * kv_heads // (threads * TASKS_PER_THREAD * TILE))
+def _task_work(work: int, kv_heads: int, threads: int) -> int:
+    """Keys times rows that one task should have at most."""
+    return max(1, work if threads == 1 else work * kv_heads // (threads * TASKS_PER_THREAD))
 
 
 def _split(start: int, stop: int, target: int) -> list[tuple[int, int]]:
@@ -174,12 +165,8 @@ def _fill(tables: _Tables, geometry: CpuGeometry, threads: int, parallel: int) -
         block_size=geometry.block_size,
         window=geometry.window,
         q_type=DTYPES[geometry.q_dtype],
-        kv_type=DTYPES[geometry.kv_dtype],
+        kv_type=STORED_DTYPES[geometry.kv_dtype],
         scale=geometry.scale,
         softcap=geometry.softcap,
     )
     return plan, (tables, partial_o, partial_lse)
-
-
-def _batched_geometry(geometry: CpuGeometry) -> Geometry:
-    return Geometry(geometry.window, geometry.block_size, geometry.kv_heads, geometry.heads_per_kv)

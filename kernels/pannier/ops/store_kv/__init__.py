@@ -3,27 +3,32 @@
 from torch import Tensor
 
 from pannier.ops.gpu import uses_triton
+from pannier.ops.quantise import check_scales
 from pannier.ops.store_kv import batched, cpu
 
 
-def store_kv(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Store row n of `k` and `v` in slot `slots[n]`, cast to the cache's dtype.
+def store_kv(
+    keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """Store row n of `k` and `v` in slot `slots[n]`, cast to the cache's dtype, or quantised where it has scales.
 
     keys [P, G, K, Dk] and values [P, G, K, Dv] are written in place; slots [N] int64 is block * K + offset, each slot
-    at most once, all in the cache; k [N, G, Dk], v [N, G, Dv] of any float dtype.
+    at most once, all in the cache; k [N, G, Dk], v [N, G, Dv] of any float dtype. A cache in int8 or float8_e4m3fn has
+    `scales`, of keys and of values, each [P, G, K] in fp32; see `pannier.ops.quantise`.
 
     Raises ValueError when the shapes don't fit, IndexError for a slot behind the last one; on a GPU, where knowing it
     would mean waiting, such a row is left out.
     """
     _check(keys, values, slots, k, v)
-    if uses_triton(keys.device):
+    check_scales(keys, values, scales)
+    if uses_triton(keys.device) and scales is None:
         from pannier.ops.store_kv import triton
 
         triton.store_kv(keys, values, slots, k, v)
     elif cpu.takes(keys, values, slots, k, v):
-        cpu.store_kv(keys, values, slots, k, v)
+        cpu.store_kv(keys, values, slots, k, v, scales)
     else:
-        batched.store_kv(keys, values, slots, k, v)
+        batched.store_kv(keys, values, slots, k, v, scales)
 
 
 def _check(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
