@@ -12,6 +12,7 @@ from torch import Tensor
 from pannier.ops import PagedBatch, PagedSegment
 from pannier.ops import store_kv as store
 from pannier.ops.paged_attention import reference
+from pannier.ops.quantise import quantise
 
 from . import gpu
 from .shapes import (
@@ -67,9 +68,13 @@ def _attend(kind: gpu.Gpu, stored: Stored, how: Scoring, least_keys: int) -> tup
     return o.cpu(), lse.cpu()
 
 
+def _expected(stored: Stored, how: Scoring) -> tuple[Tensor, Tensor]:
+    batch = PagedBatch.build(stored.segments, "cpu")
+    return reference.paged_attention(stored.q, stored.keys, stored.values, batch, **how, scales=stored.scales)
+
+
 def _assert_equals_the_reference(stored: Stored, how: Scoring, least_keys: int, tolerance: float) -> None:
-    expected = reference.paged_attention(*stored[:3], PagedBatch.build(stored.segments, "cpu"), **how)
-    assert_partials_close(_attend(gpu.KIND, stored, how, least_keys), expected, tolerance)
+    assert_partials_close(_attend(gpu.KIND, stored, how, least_keys), _expected(stored, how), tolerance)
 
 
 MIXED = [
@@ -122,33 +127,20 @@ def test_any_lengths_and_tables_equal_the_reference(
 def test_eight_bits_are_multiples_of_their_scales(
     window: int, kept: torch.dtype, tensor_cores: bool, tolerance: float
 ) -> None:
-    """As the reference over the numbers that are meant; slots without a token have scales of NaN."""
-    shape = Heads(2, 3, 80, 33)
-    stored = _stored(MIXED, shape, 16, 1)
-    keys, key_scales, k = _multiples(stored.keys, kept)
-    values, value_scales, v = _multiples(stored.values, kept)
+    """Slots without a token have scales of NaN."""
+    stored = _stored(MIXED, Heads(2, 3, 80, 33), 16, 1)
+    (keys, key_scales), (values, value_scales) = quantise(stored.keys, kept), quantise(stored.values, kept)
+    stored = Stored(stored.q.half(), keys, values, stored.segments, (key_scales, value_scales))
     how = Scoring(scale=0.1, window=window, softcap=0.0)
-    q = stored.q.half()
-    expected = reference.paged_attention(q, k, v, PagedBatch.build(stored.segments, "cpu"), **how)
     kind = gpu.KIND._replace(has_tensor_cores=tensor_cores)
-    stored = Stored(q, keys, values, stored.segments, (key_scales, value_scales))
-    assert_partials_close(_attend(kind, stored, how, least_keys=32), expected, tolerance)
-
-
-def _multiples(cache: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """A cache in 8 bits, its scales, and the numbers that these are."""
-    largest = 127 if kept == torch.int8 else 448
-    scales = cache.abs().amax(dim=3) / largest
-    multiples = (cache / scales.unsqueeze(3)).nan_to_num(nan=largest)
-    multiples = (multiples.round() if kept == torch.int8 else multiples).to(kept)
-    return multiples, scales, multiples.float() * scales.unsqueeze(3)
+    assert_partials_close(_attend(kind, stored, how, least_keys=32), _expected(stored, how), tolerance)
 
 
 def test_products_of_halves_stay_within_their_rounding() -> None:
     """As tensor cores multiply them: weights are rounded to fp16 before they meet the values."""
     stored = _stored(MIXED, Heads(2, 3, 80, 33), 16, 1, torch.float16)
     how = Scoring(scale=0.1, window=0, softcap=0.0)
-    expected = reference.paged_attention(*stored[:3], PagedBatch.build(stored.segments, "cpu"), **how)
+    expected = _expected(stored, how)
     actual = _attend(gpu.KIND._replace(has_tensor_cores=True), stored, how, least_keys=256)
     assert_partials_close(actual, expected, 3e-3)
     assert bool(((actual[0] - expected[0]).abs() > 1e-5).any())

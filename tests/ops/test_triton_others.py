@@ -153,26 +153,16 @@ def test_eight_bits_are_stored_as_multiples_of_a_scale(kept: torch.dtype) -> Non
     k[7, 0] = torch.arange(80) - 0.5  # ties, where the scale is a power of two
     k[7, 0, 0] = 127.0 if kept == torch.int8 else 448.0
     slots = torch.randperm(32, generator=generator)[:20]
-    stored = [cache.nan_to_num().to(kept).to(gpu.DEVICE) for cache in nan_cache(2, 16, shape)]
-    scales = torch.zeros(2, 2, 16, device=gpu.DEVICE), torch.zeros(2, 2, 16, device=gpu.DEVICE)
-    rows = k.to(gpu.DEVICE), v.to(gpu.DEVICE)
-    gpu.store_kv.store_kv(stored[0], stored[1], slots.to(gpu.DEVICE), *rows, scales)
-    for cache, scale, given in zip(stored, scales, (k, v), strict=True):
-        multiples, expected = _quantised(given, kept)
-        at = (slots // 16, slice(None), slots % 16)
-        assert torch.equal(cache.cpu().view(torch.uint8)[at], multiples.view(torch.uint8))
-        torch.testing.assert_close(scale.cpu()[at], expected, rtol=0, atol=0, equal_nan=True)
-
-
-def _quantised(rows: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor]:
-    largest = 127.0 if kept == torch.int8 else 448.0
-    is_finite = rows.isfinite().all(dim=-1)
-    scales = rows.abs().amax(dim=-1) / largest
-    multiples = (rows / scales.unsqueeze(-1)).nan_to_num(nan=0.0).clamp(-largest, largest)
-    multiples = multiples.masked_fill(~is_finite.unsqueeze(-1), 0.0)
-    return (multiples.round() if kept == torch.int8 else multiples).to(kept), scales.masked_fill(
-        ~is_finite, float("nan")
-    )
+    theirs = [torch.zeros(cache.shape, dtype=torch.uint8).view(kept) for cache in nan_cache(2, 16, shape)]
+    their_scales = torch.zeros(2, 2, 16), torch.zeros(2, 2, 16)
+    ours, our_scales = ([tensor.to(gpu.DEVICE, copy=True) for tensor in both] for both in (theirs, their_scales))
+    rows = slots.to(gpu.DEVICE), k.to(gpu.DEVICE), v.to(gpu.DEVICE)
+    gpu.store_kv.store_kv(ours[0], ours[1], *rows, (our_scales[0], our_scales[1]))
+    store_reference.store_kv(theirs[0], theirs[1], slots, k, v, their_scales)
+    for actual, expected in zip(ours, theirs, strict=True):
+        assert torch.equal(actual.cpu().view(torch.uint8), expected.view(torch.uint8))
+    for actual, expected in zip(our_scales, their_scales, strict=True):
+        torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_slot_that_is_not_there_writes_no_other_memory() -> None:

@@ -33,21 +33,28 @@ def paged_attention(
     """
     _check(q, keys, values, batch)
     check_scales(keys, values, scales)
-    if uses_triton(q.device) and scales is None:
-        return _attend_on_gpu(q, keys, values, batch, scale, window, softcap)
+    if uses_triton(q.device):
+        return _attend_on_gpu(q, keys, values, batch, scale, window, softcap, scales)
     attend = cpu.paged_attention if cpu.takes(q, keys, values) else batched.paged_attention
     return attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap, scales=scales)
 
 
 def _attend_on_gpu(
-    q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, scale: float, window: int, softcap: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int,
+    softcap: float,
+    scales: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Imports what only a GPU needs."""
     if gpu_form(q.device).name == "flashinfer":
         from pannier.ops.paged_attention.flashinfer import paged_attention as attend
     else:
         from pannier.ops.paged_attention.triton import paged_attention as attend
-    return attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap)
+    return attend(q, keys, values, batch, scale=scale, window=window, softcap=softcap, scales=scales)
 
 
 def _check(q: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch) -> None:

@@ -21,10 +21,10 @@ def store_kv(
     """
     _check(keys, values, slots, k, v)
     check_scales(keys, values, scales)
-    if uses_triton(keys.device) and scales is None:
+    if uses_triton(keys.device):
         from pannier.ops.store_kv import triton
 
-        triton.store_kv(keys, values, slots, k, v)
+        triton.store_kv(keys, values, slots, k, v, scales)
     elif cpu.takes(keys, values, slots, k, v):
         cpu.store_kv(keys, values, slots, k, v, scales)
     else:
