@@ -1,6 +1,12 @@
 """Faults that are planted are found first, each with a bound that its removal doesn't exceed."""
 
+import json
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +131,21 @@ def test_a_type_that_the_device_emulates() -> None:
     assert amount.count == 3 * 7 + 1 + 3  # linear layers, the head, and attention
     assert 0 < amount.bound_s <= amount.seconds
     assert not audit(llama(FP16), device=TURING).fixes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the switches of torch and oneDNN are for x86")
+def test_what_float32_gains_on_a_processor_without_bfloat16_is_within_the_bound() -> None:
+    """Really emulated: torch and oneDNN are told to use no instruction newer than AVX2."""
+    older = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[2]
+    run = [sys.executable, "-m", "tests.audit.emulated"]
+    stdout = subprocess.run(run, env=os.environ | older, cwd=root, capture_output=True, text=True, check=True).stdout
+    found = json.loads(stdout.splitlines()[-1])
+    assert found["how"] == "emulated"
+    assert found["fallbacks"][0] == "bfloat16 is emulated: the device multiplies float32"
+    assert 0.1 < found["gain"] <= found["bound"]
 
 
 @pytest.mark.slow
