@@ -2,15 +2,14 @@
 
 =========  ===========================================================================
 compute    over rows, between the measured points and on from the last two of them
-attention  over the stored tokens that are read: the line that fits best
-the rest   over rows, as compute: links, queues, and the gaps between steps of a lane
+the rest   the same: links, queues, and the gaps between steps of a lane
+attention  the same where there is little to read, and a line over what is read beyond
 =========  ===========================================================================
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
 
 from pannier.planner.cost import StepTime, Work
 from pannier.planner.overlap import Parts
@@ -33,19 +32,40 @@ class Sample:
 class MeasuredClock:
     """How long decode steps take; prompts take nothing, as where another pool computes them."""
 
-    samples: tuple[Sample, ...]
+    short: tuple[Sample, ...]
+    """Of several numbers of rows, all with the same little to read."""
+    long: Sample
+    """With much to read."""
 
     def step_time(self, work: Work) -> StepTime:
         """Seconds of compute, attention and the rest."""
         rows = work.answered_rows
         if not rows:
             return StepTime(0.0, {}, 0.0)
-        base, slope = _line([(each.tokens, each.parts.attention_s) for each in self.samples])
-        return StepTime(
-            _between([(each.rows, each.parts.compute_s) for each in self.samples], rows),
-            {group: base + slope * tokens for group, tokens in work.tokens_read.items()},
-            _between([(each.rows, each.parts.transfer_s) for each in self.samples], rows),
-        )
+        compute_s, attention_s, rest_s = self.parts(rows, sum(work.tokens_read.values()))
+        return StepTime(compute_s, dict.fromkeys(work.tokens_read, attention_s), rest_s)
+
+    def parts(self, rows: float, tokens: float) -> Parts:
+        """The same of so many rows, which read so many tokens of one group."""
+        compute_s, attention_s, rest_s = self._short_parts(rows)
+        further = tokens - self._short_tokens(rows)
+        return Parts(compute_s, attention_s + further * self._s_per_token, rest_s)
+
+    @property
+    def _s_per_token(self) -> float:
+        """Of reading."""
+        rows = self.long.rows
+        tokens = self.long.tokens - self._short_tokens(rows)
+        seconds = self.long.parts.attention_s - self._short_parts(rows).attention_s
+        return max(0.0, seconds / tokens) if tokens > 0 else 0.0
+
+    def _short_parts(self, rows: float) -> Parts:
+        points = [(each.rows, each.parts) for each in self.short]
+        return Parts(*(_between([(x, parts[part]) for x, parts in points], rows) for part in range(len(Parts._fields))))
+
+    def _short_tokens(self, rows: float) -> float:
+        first = self.short[0]
+        return rows * first.tokens / first.rows
 
 
 @dataclass(frozen=True)
@@ -67,18 +87,9 @@ def predict(clock: MeasuredClock, setup: Setup, requests: int, prompt: int, outp
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float:
-    """On straight lines through the means of points, the outer lines going on; never below zero."""
-    means = [(at, fmean(y for x, y in points if x == at)) for at in sorted({x for x, _ in points})]
-    if len(means) == 1:
-        return means[0][1]
-    lines = list(pairwise(means))
+    """On the lines through rising points, of which the outer ones go on; never below zero."""
+    if len(points) == 1:
+        return points[0][1]
+    lines = list(pairwise(points))
     (x0, y0), (x1, y1) = next((line for line in lines if x <= line[1][0]), lines[-1])
     return max(0.0, y0 + (y1 - y0) * (x - x0) / (x1 - x0))
-
-
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Base and slope of the line of least squares, which doesn't fall."""
-    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = max(0.0, sum((x - mean_x) * (y - mean_y) for x, y in points) / spread) if spread else 0.0
-    return max(0.0, mean_y - slope * mean_x), slope

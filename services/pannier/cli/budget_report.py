@@ -25,7 +25,8 @@ def report_of(case: str, found: Mapping[str, Found], clocks: Mapping[str, Measur
     """Batch and speed of every engine beside what was predicted, and whether offloading pays beside each budget."""
     settings: dict[str, dict[str, object]] = {
         f"calibration of {name}": {
-            f"{each.rows:g} rows of {each.tokens / each.rows:.0f} tokens": _times(each.parts) for each in clock.samples
+            f"{each.rows:g} rows of {each.tokens / each.rows:.0f} tokens": _times(each.parts)
+            for each in (*clock.short, clock.long)
         }
         for name, clock in clocks.items()
     }

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 CALIBRATION_TOKENS = 24
 """Of each completion."""
-SHORT, LONG = 64, 512
-"""Tokens of the contexts with which is calibrated: compute by many short ones, attention by some long ones."""
+CALIBRATION_TURNS = 3
+SHORT, LONG = 64, 1024
+"""Tokens of the contexts with which is calibrated: many short ones for what rows cost, some long ones for reading."""
 LONG_ROWS = 8
 POLL_S = 0.05
 OTHERS = 10**6
@@ -57,12 +58,10 @@ class Budgeted:
             prefix_cache=False,
         )
 
-    def holds(self, batch: int, context: int) -> bool:
-        """Whether there are blocks for a batch of contexts."""
-        return batch * -(-context // self.block_size) < self.blocks
-
     async def sample(self, batch: int, context: int) -> Sample:
-        """The lane-steps of a short run."""
+        """The lane-steps of a short run, of as long contexts and as many as there are blocks for, one kept back."""
+        context = max(SHORT, min(context, (self.blocks - 1) * self.block_size))
+        batch = max(1, min(batch, (self.blocks - 1) // -(-context // self.block_size)))
         load = Load.equal(batch, context - CALIBRATION_TOKENS, CALIBRATION_TOKENS)
         window = await self._timed(load.asks(OTHERS + batch, self.vocabulary))
         lanes = min(self.lanes, batch)
@@ -96,14 +95,27 @@ class Budgeted:
 
 
 async def calibrate(engines: Mapping[str, Budgeted], most: int) -> dict[str, MeasuredClock]:
-    """From short runs of one request up to `most` at once, by turns: so all engines meet the same other load."""
+    """From short runs of one request up to `most` at once, by turns: so all engines meet the same other load.
+
+    Of each kind of run counts the median.
+    """
     batches = sorted({*(batch for batch in (1, 4, 16, 64) if batch < most), most})
-    samples: dict[str, list[Sample]] = {name: [] for name in engines}
-    for kind in [*((batch, SHORT) for batch in batches), (min(LONG_ROWS, most), LONG)]:
-        for name, engine in engines.items():
-            if engine.holds(*kind):
-                samples[name].append(await engine.sample(*kind))
-    return {name: MeasuredClock(tuple(each)) for name, each in samples.items()}
+    short = [await _samples(engines, batch, SHORT) for batch in batches]
+    long = await _samples(engines, min(LONG_ROWS, most), LONG)
+    return {
+        # Where few fit, several batches were the same.
+        name: MeasuredClock(tuple({each[name].rows: each[name] for each in short}.values()), long[name])
+        for name in engines
+    }
+
+
+async def _samples(engines: Mapping[str, Budgeted], batch: int, context: int) -> dict[str, Sample]:
+    """The median of some turns, of each engine."""
+    turns: dict[str, list[Sample]] = {name: [] for name in engines}
+    for _ in range(CALIBRATION_TURNS):
+        for name, turn in turns.items():
+            turn.append(await engines[name].sample(batch, context))
+    return {name: sorted(turn, key=lambda sample: sum(sample.parts))[len(turn) // 2] for name, turn in turns.items()}
 
 
 async def _first_tokens(client: "AsyncClient", asks: list[Ask]) -> None:
