@@ -65,7 +65,8 @@ class Listener:
         while ready := self._ready.poll(0, 1):
             number, _ = ready[0]
             if number == self._listening.fileno():
-                self._take_call()
+                if not self._take_call():
+                    return None
                 continue
             caller = self._callers[number]
             caller.notice()
@@ -82,17 +83,19 @@ class Listener:
         for caller in self._callers.values():
             caller.close()
 
-    def _take_call(self) -> None:
+    def _take_call(self) -> bool:
+        """Whether one could be taken."""
         try:
             connection, _ = self._listening.accept()
         except OSError:  # has gone again, or there are too many files
-            return
+            return False
         if len(self._callers) >= MAX_CALLERS:
             self._forget(next(iter(self._callers))).close()
         self._callers[connection.fileno()] = Stream(
             connection, "somebody", MAX_HELLO, MAX_HELLO, self._memory(), self._options
         )
         self._ready.register(connection, select.EPOLLIN)
+        return True
 
     def _forget(self, number: int) -> Stream:
         self._ready.unregister(number)
