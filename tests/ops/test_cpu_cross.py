@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scripts import build_kernels
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 FOLDER = Path(__file__).parent / "cross"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 FLAGS = [flag for flag in build_kernels.FLAGS if flag not in ("-shared", "-fPIC")]

@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which the extra `dev` brings"),
 ]

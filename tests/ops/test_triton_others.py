@@ -18,7 +18,7 @@ from pannier.ops.store_kv import reference as store_reference
 from . import gpu
 from .shapes import FP32, Heads, Scoring, assert_partials_close, nan_cache
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(autouse=True, scope="module")
