@@ -19,6 +19,7 @@ from pannier.runtime.host import Memory
 FEW = Heads(4, 2, 16)
 SHAPES = (
     Shape("decode", 3, 1, 100, FEW),
+    Shape("decode", 3, 1, 100, FEW, "int8"),
     Shape("past", 2, 5, 70, FEW),
     Shape("chunk", 2, 20, 0, FEW),
     Shape("store", 2, 3, 70, FEW),
@@ -40,12 +41,14 @@ def test_bytes_and_operations_are_those_of_attention() -> None:
     assert shape.bytes == 32 * 4096 * 8 * 2 * 128 * 4 == 1 << 30
     assert shape.flops == 32 * 4096 * 32 * 128 * 4
     assert shape.ceiling == STREAM
+    eight_bits = Shape("decode", 32, 1, 4096, Heads(32, 8, 128), "int8")
+    assert eight_bits.bytes == 32 * 4096 * 8 * 2 * (128 + 4)
     chunk = Shape("chunk", 1, 512, 0, Heads(32, 8, 128))
     assert chunk.flops == (512 * 513 // 2) * 32 * 128 * 4
     assert chunk.ceiling == GEMM
 
 
-@pytest.mark.parametrize("shape", SHAPES[:3], ids=lambda shape: shape.kind)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[3]], ids=lambda shape: shape.kind)
 def test_all_engines_do_the_same(shape: Shape) -> None:
     """To what bf16 allows; ours and each of torch's forms, on the same random numbers."""
     found = engines(shape)
@@ -60,7 +63,8 @@ def test_all_engines_do_the_same(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "offered"), [("float32", True), ("bfloat16", True), ("float16", True), ("int32", False)]
+    ("dtype", "offered"),
+    [("float32", True), ("bfloat16", True), ("int8", True), ("float8_e4m3fn", True), ("int32", False)],
 )
 def test_the_operators_say_which_dtypes_they_store(dtype: str, offered: bool) -> None:
     """By a trial, whose answer must be right."""
@@ -92,7 +96,7 @@ def test_the_command_measures_every_kind(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert {engine for case, engine, _ in rows if case == MACHINE} == {STREAM, GEMM}
     assert {(ratio["of"], ratio["to"]) for ratio in found["ratios"]} >= {(OURS, CONTIGUOUS), (OURS, PAGED)}
     drawn = xml.etree.ElementTree.parse(plot)
-    assert len(drawn.findall(".//{*}circle")) == 3 + 3 + 3 + 2  # the roof's corners, then three shapes, two in blocks
+    assert len(drawn.findall(".//{*}circle")) == 3 + 4 + 3 + 2  # the roof's corners, then ours, torch's
 
 
 def test_when_time_is_up_no_shape_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The operators on random tensors of a shape, and what torch has to do the same: calls without arguments, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
@@ -57,7 +57,7 @@ def engines(shape: Shape) -> Engines:
     """All that there is for a shape."""
     match shape.kind:
         case "decode" | "past":
-            return _over_blocks(shape)
+            return OverBlocks(shape).engines()
         case "chunk":
             return _inside_chunks(shape)
         case "store":
@@ -75,59 +75,64 @@ def is_offered(dtype: str) -> bool:
     try:
         for each in (dtype, "float32"):
             cache = KVCache([CallShape(1, 64, 64)], 2, BLOCK_SIZE, getattr(torch, each), "cpu")
-            store_kv(cache.keys(0), cache.values(0), torch.arange(100), k, v)
-            answers.append(
-                paged_attention(q, cache.keys(0), cache.values(0), batch, scale=0.125, window=0, softcap=0.0)
-            )
+            stored, scales = (cache.keys(0), cache.values(0)), cache.scales(0)
+            store_kv(*stored, torch.arange(100), k, v, scales)
+            answers.append(paged_attention(q, *stored, batch, scale=0.125, window=0, softcap=0.0, scales=scales)[0])
     except (TypeError, ValueError, RuntimeError):
         return False
-    return bool((answers[0][0] - answers[1][0]).abs().max() < 0.1)
+    return bool((answers[0] - answers[1]).abs().max() < 0.1)
 
 
 # ---- Over stored keys
 
 
-def _over_blocks(shape: Shape) -> Engines:
-    heads, scale = shape.heads, shape.heads.size**-0.5
-    cache, segments = filled_cache(shape)
-    batch = PagedBatch.build(segments, "cpu")
-    q = torch.randn(batch.num_rows, heads.q_heads, heads.size).to(_row_dtype(shape))
-    turns = cycle(range(len(cache.shapes)))
+class OverBlocks:
+    """Attention over keys and values in blocks, and over the same ones in contiguous tensors."""
 
-    def ours() -> Tensor:
-        call = next(turns)
-        return paged_attention(q, cache.keys(call), cache.values(call), batch, scale=scale, window=0, softcap=0.0)[0]
+    def __init__(self, shape: Shape) -> None:
+        heads = shape.heads
+        self._shape = shape
+        self._scale = heads.size**-0.5
+        self._cache, self._segments = filled_cache(shape)
+        self._batch = PagedBatch.build(self._segments, "cpu")
+        self._q = torch.randn(self._batch.num_rows, heads.q_heads, heads.size).to(_row_dtype(shape))
+        self._dense_q = self._q.unflatten(0, (shape.sequences, shape.rows)).transpose(1, 2)
+        self._table = torch.tensor([list(segment.blocks) for segment in self._segments])
+        self._turns = cycle(range(len(self._cache.shapes)))
 
-    def planned_anew() -> Tensor:
-        call, anew = next(turns), PagedBatch.build(segments, "cpu", batch.scratch)
-        return paged_attention(q, cache.keys(call), cache.values(call), anew, scale=scale, window=0, softcap=0.0)[0]
+    def engines(self) -> Engines:
+        """All of them; torch's own attention takes no keys of 8 bits."""
+        found = Engines({OURS: self._ours, PLANNED_ANEW: self._planned_anew})
+        if self._shape.has_scales:
+            return found
+        copies = cycle([(k.contiguous(), v.contiguous()) for k, v in map(self._dense, range(len(self._cache.shapes)))])
+        found.contiguous = {name: partial(self._contiguous, form, copies) for name, form in FORMS.items()}
+        found.paged = {"gather": self._gathered, "gather into kept memory": self._gathered_in_pieces}
+        return found
 
-    found = Engines({OURS: ours, PLANNED_ANEW: planned_anew})
-    if not cache.dtype.is_floating_point or cache.dtype.itemsize == 1:
-        return found  # torch's own attention takes no such keys
-    table = torch.tensor([list(segment.blocks) for segment in segments])
+    def _ours(self) -> Tensor:
+        return self._attend(paged_attention, self._batch)
 
-    def dense(call: int) -> tuple[Tensor, Tensor]:
-        keys, values = (gather(stored, table) for stored in (cache.keys(call), cache.values(call)))
-        return keys[:, :, : shape.keys], values[:, :, : shape.keys]
+    def _planned_anew(self) -> Tensor:
+        return self._attend(paged_attention, PagedBatch.build(self._segments, "cpu", self._batch.scratch))
 
-    copies = cycle([(k.contiguous(), v.contiguous()) for k, v in map(dense, range(len(cache.shapes)))])
-    asked = q.unflatten(0, (shape.sequences, shape.rows)).transpose(1, 2)
+    def _gathered_in_pieces(self) -> Tensor:
+        return self._attend(batched.paged_attention, self._batch)
 
-    def contiguous(form: Dense) -> Tensor:
-        return packed(form(asked, *next(copies), scale))
+    def _contiguous(self, form: Dense, copies: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+        return packed(form(self._dense_q, *next(copies), self._scale))
 
-    def gathered() -> Tensor:
-        return packed(_grouped(asked, *dense(next(turns)), scale))
+    def _gathered(self) -> Tensor:
+        return packed(_grouped(self._dense_q, *self._dense(next(self._turns)), self._scale))
 
-    def gathered_in_pieces() -> Tensor:
-        call = next(turns)
-        stored = cache.keys(call), cache.values(call)
-        return batched.paged_attention(q, *stored, batch, scale=scale, window=0, softcap=0.0)[0]
+    def _attend(self, attend: Callable[..., tuple[Tensor, Tensor]], batch: PagedBatch) -> Tensor:
+        call = next(self._turns)
+        stored, scales = (self._cache.keys(call), self._cache.values(call)), self._cache.scales(call)
+        return attend(self._q, *stored, batch, scale=self._scale, window=0, softcap=0.0, scales=scales)[0]
 
-    found.contiguous = {name: partial(contiguous, form) for name, form in FORMS.items()}
-    found.paged = {"gather": gathered, "gather into kept memory": gathered_in_pieces}
-    return found
+    def _dense(self, call: int) -> tuple[Tensor, Tensor]:
+        k, v = (gather(stored, self._table) for stored in (self._cache.keys(call), self._cache.values(call)))
+        return k[:, :, : self._shape.keys], v[:, :, : self._shape.keys]
 
 
 def filled_cache(shape: Shape) -> tuple[KVCache, list[PagedSegment]]:
@@ -142,7 +147,7 @@ def filled_cache(shape: Shape) -> tuple[KVCache, list[PagedSegment]]:
     targets = list(range(drawn, num_blocks))
     for call in range(len(calls)):
         k, v = (torch.randn(len(slots), heads.kv_heads, heads.size) for _ in range(2))
-        store_kv(cache.keys(call), cache.values(call), slots, k, v)
+        store_kv(cache.keys(call), cache.values(call), slots, k, v, cache.scales(call))
         for first in range(0, len(targets), drawn):
             some = targets[first : first + drawn]
             cache.copy_blocks(range(len(some)), some, slice(call, call + 1))
@@ -237,7 +242,7 @@ def _store(shape: Shape) -> Call:
 
     def store() -> None:
         call = next(turns)
-        store_kv(cache.keys(call), cache.values(call), slots, k, v)
+        store_kv(cache.keys(call), cache.values(call), slots, k, v, cache.scales(call))
 
     return store
 

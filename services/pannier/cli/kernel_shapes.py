@@ -6,6 +6,7 @@ from typing import Literal
 Kind = Literal["decode", "past", "chunk", "store", "merge"]
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 """Bytes of an element."""
+SCALE_WIDTH = 4
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
 BLOCK_SIZE = 64
 STREAM, GEMM = "read stream", "bf16 GEMM"
@@ -53,8 +54,14 @@ class Shape:
 
     @property
     def stored_bytes(self) -> int:
-        """Keys and values of one call, as they are stored."""
-        return self.sequences * self.keys * self.heads.kv_heads * 2 * self.heads.size * WIDTHS[self.dtype]
+        """Keys and values of one call, as they are stored, and their scales if they have some."""
+        row = self.heads.size * WIDTHS[self.dtype] + SCALE_WIDTH * self.has_scales
+        return self.sequences * self.keys * self.heads.kv_heads * 2 * row
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether keys and values are multiples of scales: those of 8 bits."""
+        return WIDTHS[self.dtype] == 1
 
     @property
     def bytes(self) -> int:
