@@ -167,3 +167,11 @@ def test_budgets_are_compared_with_no_other_engine() -> None:
         app, ["bench", "offline", "--model", "embedded", "--kv-budget", "16MB", "--against", "transformers"]
     )
     assert ran.exit_code == typer.BadParameter.exit_code
+
+
+def test_no_repeat_has_the_prompts_of_another_or_of_the_warm_up() -> None:
+    """What was computed before is found in the prefix cache, and would be timed as if it were new."""
+    load = Load.equal(2, 8, 4)
+    prompts = {tuple(ask.prompt) for repeat in (-1, 0, 1, 2) for ask in load.asks(repeat, 3072)}
+    assert len(prompts) == 8
+    assert load.asks(1, 3072) == load.asks(1, 3072)

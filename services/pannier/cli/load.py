@@ -62,7 +62,7 @@ class Load:
 
     def asks(self, repeat: int, vocab_size: int) -> list[Ask]:
         """The requests with random prompts, others for every repeat."""
-        draw = random.Random(repeat)
+        draw = random.Random(f"repeat {repeat}")  # of a number only the size counts: -1 would draw what 1 draws
         last = min(LAST_TOKEN, vocab_size - 1)
         return [
             Ask([draw.randint(min(FIRST_TOKEN, last), last) for _ in range(each.prompt)], each.output)
