@@ -32,8 +32,9 @@ class NanCache(KVCache):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        for stored in (*self._keys, *self._values):
-            stored.fill_(float("nan"))
+        for call in range(len(self.shapes)):
+            for stored in self.scales(call) or (self.keys(call), self.values(call)):
+                stored.fill_(float("nan"))
 
     def contents(self) -> list[torch.Tensor]:
         """A copy of everything in it."""
@@ -255,7 +256,10 @@ def kinds(replies: Iterable[Reply]) -> list[str]:
 
 
 def assert_answers(
-    replies_of_shards: Sequence[Iterable[Reply]], expected: dict[int, Partials], lse_from: int = 0
+    replies_of_shards: Sequence[Iterable[Reply]],
+    expected: dict[int, Partials],
+    lse_from: int = 0,
+    tolerance: float = 1e-5,
 ) -> None:
     """The shards' answers, side by side, are those over all heads."""
     of_shards = [answers_of(replies) for replies in replies_of_shards]
@@ -265,5 +269,5 @@ def assert_answers(
             continue
         ours = torch.cat([answers[call][0] for answers in of_shards], 1)
         ours_lse = torch.cat([answers[call][1] for answers in of_shards], 1)
-        torch.testing.assert_close(ours, o, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(ours_lse, lse[lse_from:], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, o, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(ours_lse, lse[lse_from:], rtol=tolerance, atol=tolerance)

@@ -98,9 +98,9 @@ def test_answers_in_the_wire_dtype() -> None:
     assert {(o.dtype, lse.dtype) for o, lse in answers.values()} == {(torch.bfloat16, torch.float32)}
 
 
-@pytest.mark.parametrize(("kv_dtype", "converted"), [(Dtype.BFLOAT16, 0), (Dtype.FLOAT32, len(CALLS))])
+@pytest.mark.parametrize(("kv_dtype", "converted"), [(Dtype.BFLOAT16, 0), (Dtype.FLOAT32, len(CALLS)), (Dtype.INT8, 0)])
 def test_what_is_stored_in_another_type_is_counted(kv_dtype: Dtype, converted: int) -> None:
-    """Once for each piece that comes."""
+    """Once for each piece that comes; not 8 bits, which it is asked for to be rounded to."""
     core = make_core(wire_dtype=Dtype.BFLOAT16, kv_dtype=kv_dtype)
     feed(core, narrowed(Hand().only(0, [chunk(Stored([0, 1]), 3)])))
     assert core.counters["converted_pieces"] == converted
@@ -153,3 +153,17 @@ def test_blocks_are_copied_before_anything_else() -> None:
     one.blocks, other.blocks = other.blocks, one.blocks
     step = hand.only(1, [decode(one), decode(other)], copies=(*copies, m.BlockCopy(1, 0, 1)))
     assert_answers([feed(core, step.frames)], step.answers)
+
+
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [(Dtype.INT8, 0.05), (Dtype.FLOAT8_E4M3, 0.2)])
+def test_eight_bits_are_nearly_what_came_and_copied_with_their_scales(kv_dtype: Dtype, tolerance: float) -> None:
+    """Chunks and decode rows over what is stored, then over copies of it."""
+    core, hand = make_core(kv_dtype=kv_dtype), Hand()
+    one, other = Stored([0, 1, 4]), Stored([2, 3, 5])
+    for number, plan in enumerate(([chunk(one, 6), chunk(other, 5)], [decode(one), chunk(other, 2)])):
+        step = hand.only(number, plan)
+        assert_answers([feed(core, step.frames)], step.answers, tolerance=tolerance)
+    pairs = ((0, 2), (2, 0), (1, 3), (3, 1))
+    one.blocks, other.blocks = [2, 3, 4], [0, 1, 5]
+    step = hand.only(2, [decode(one), decode(other)], copies=tuple(m.BlockCopy(0, *pair) for pair in pairs))
+    assert_answers([feed(core, step.frames)], step.answers, tolerance=tolerance)

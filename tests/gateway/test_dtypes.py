@@ -9,6 +9,7 @@ from pannier.wire import Dtype
 from pannier.wire import messages as m
 
 F32, BF16, F16 = Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16
+INT8, FP8 = Dtype.INT8, Dtype.FLOAT8_E4M3
 CALLS = (m.CallGeometry(4, 4, 8, 8, 1.0, 0, 0.0),)
 
 
@@ -23,12 +24,17 @@ CALLS = (m.CallGeometry(4, 4, 8, 8, 1.0, 0, 0.0),)
         (BF16, F16, {F32, BF16, F16}, (F16, F16)),
         (F32, BF16, {F32, BF16}, (BF16, BF16)),
         (BF16, F32, {F32, BF16}, (F32, BF16)),
+        (BF16, INT8, {F32, BF16, INT8}, (INT8, BF16)),
+        (F32, INT8, {F32, BF16, INT8}, (INT8, F32)),
+        (BF16, FP8, {F32, F16, FP8}, (FP8, F16)),
+        (BF16, FP8, {F32, FP8}, (FP8, F32)),
     ],
 )
 def test_links_carry_the_narrower_type(
     own: Dtype, wanted: Dtype | None, native: set[Dtype], chosen: tuple[Dtype, Dtype]
 ) -> None:
-    """So that rounding is done before sending. Blocks have the model's type where attention computes it."""
+    """So that rounding is done before sending. Blocks have the model's type where attention computes it. 8 bits are
+    only stored: links carry what they would without."""
     found = choose_dtypes(own, wanted, native)
     assert (found.kv.dtype, found.wire.dtype) == chosen
 
@@ -72,3 +78,17 @@ def test_who_comes_later_must_compute_what_was_chosen() -> None:
     gateway.attention("c", F32, BF16)
     with pytest.raises(NotAccepted, match=r"d .* not bfloat16"):
         gateway.attention("d", F32, F16)
+
+
+def test_eight_bits_leave_room_for_their_scales() -> None:
+    """Blocks are counted with them, and a worker that can't store 8 bits is told so."""
+    gateway = Gateway(kv_dtype=INT8)
+    gateway.attention("a", F32, BF16, INT8)
+    with pytest.raises(NotAccepted, match=r"b .* computes float32, bfloat16 natively, and not int8"):
+        gateway.attention("b", F32, BF16)
+    gateway.attention("b", F32, BF16, INT8)
+    assigns = gateway.fleet.new_groups()
+    assert {(assign.kv_dtype, assign.wire_dtype) for _, assign in assigns} == {(INT8, BF16)}
+    per_head = 2 * (8 + 4)  # a key and a value of 8 elements, with a scale in fp32 each
+    assert {assign.num_blocks for _, assign in assigns} == {(1 << 20) // (2 * per_head * 16)}
+    assert gateway.fleet.config.token_bytes(gateway.fleet.compute["compute"].facts) == 4 * per_head

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pannier.ops import CallShape, KVCache, block_bytes
+from pannier.wire.tensors import TORCH_DTYPES
 
 pytestmark = pytest.mark.timeout(30)
 SHAPES = (CallShape(2, 16, 8), CallShape(1, 5, 96))
@@ -59,6 +60,15 @@ def test_eight_bits_have_scales_that_are_counted_and_copied(dtype: torch.dtype) 
     for call, expected in ((0, [0, 1, 2, 3]), (1, [0, 1, 1, 2])):
         for stored in cache.scales(call) or ():
             assert stored[:, 0, 0].tolist() == expected
+
+
+def test_the_gateway_counts_the_same_bytes() -> None:
+    """It knows element types by their names on the wire."""
+    for name, dtype in TORCH_DTYPES.items():
+        if dtype.is_floating_point or dtype == torch.int8:
+            for shape in SHAPES:
+                head = name.stored_bytes(shape.k_size) + name.stored_bytes(shape.v_size)
+                assert shape.token_bytes(dtype) == shape.kv_heads * head
 
 
 def test_other_types_have_no_scales() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pannier.scheduler import AttentionOffer, GroupPlan, PlacementError, form_groups
+from pannier.wire import Dtype
 from pannier.wire.messages import CallGeometry
 
 pytestmark = pytest.mark.timeout(30)
@@ -25,7 +26,7 @@ def offers(*memory: int, bandwidth: float = 1e9) -> list[AttentionOffer]:
 
 
 def place(workers: list[AttentionOffer], calls: list[CallGeometry], split: str | None = None) -> tuple[GroupPlan, ...]:
-    return form_groups(workers, calls, block_size=BLOCK_SIZE, itemsize=2, split=split)
+    return form_groups(workers, calls, block_size=BLOCK_SIZE, kv_dtype=Dtype.BFLOAT16, split=split)
 
 
 def sizes(plan: GroupPlan, of_call: int = 0) -> list[int]:

@@ -63,6 +63,11 @@ def test_memory_has_units() -> None:
         (GatewayConfig, {"model": "m", "block_size": 20}, "block_size is 20; it must be 16, 32 or 64"),
         (
             GatewayConfig,
+            {"model": "m", "kv_dtype": "int4"},
+            "kv_dtype is 'int4'; it must be 'auto', 'float32', 'bfloat16', 'float16', 'int8' or 'fp8'",
+        ),
+        (
+            GatewayConfig,
             {"model": "m", "prefix_cache": "perhaps"},
             "prefix_cache is 'perhaps'; it must be true or false",
         ),

@@ -20,6 +20,7 @@ from pannier.planner.mix import Mix
 from pannier.planner.overlap import Parts, lane_step_bound
 from pannier.planner.sizes import ModelSizes
 from pannier.scheduler.placement import AttentionOffer, GroupPlan, form_groups
+from pannier.wire import Dtype
 from pannier.wire.messages import CallGeometry, HeadRange
 
 NO_LIMIT = 1e18
@@ -238,4 +239,5 @@ def _groups(
     offer: AttentionOffer, count: int, calls: tuple[CallGeometry, ...], block_size: int, itemsize: int
 ) -> tuple[GroupPlan, ...]:
     offers = [replace(offer, name=str(number)) for number in range(count)]
-    return form_groups(offers, calls, block_size=block_size, itemsize=itemsize)
+    kv_dtype = {2: Dtype.BFLOAT16, 4: Dtype.FLOAT32}[itemsize]  # a plan has one dtype throughout
+    return form_groups(offers, calls, block_size=block_size, kv_dtype=kv_dtype)

@@ -31,6 +31,9 @@ from pannier.runtime.errors import ConfigError
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 """Element types by their names in torch; auto is what the device computes natively and the model allows."""
 
+KvDtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
+"""K and V also in 8 bits, with a scale for each token and head; fp8 is e4m3. Never chosen by auto: they are rounded."""
+
 LinkKind: TypeAlias = Literal["auto", "shm", "tcp", "zmq"]
 """How a compute worker reaches attention workers: shared memory, plain TCP, ZeroMQ, or the first that each allows."""
 
@@ -137,7 +140,7 @@ class GatewayConfig(RoleConfig):
     """Take prompts for stored instead of having them computed: what is drawn then means nothing."""
     heads_split: HeadsSplit | None = None
     """KV heads per attention worker, as in "5,3"; None: planned from memory and bandwidth."""
-    kv_dtype: DtypeName = "auto"
+    kv_dtype: KvDtypeName = "auto"
     heartbeat_s: PositiveFloat = 1.0
 
     @model_validator(mode="after")

@@ -125,8 +125,12 @@ def choose_kv(own: Dtype, wanted: Dtype | None, native: Collection[Dtype]) -> Ch
 def choose_wire(own: Dtype, kv: Dtype, native: Collection[Dtype]) -> Choice:
     """What links carry: the narrower of the model's type and that of K and V, the latter if they are equally wide.
 
-    So it is the compute worker that rounds, before it sends, and attention workers at most widen.
+    So it is the compute worker that rounds, before it sends, and attention workers at most widen. 8 bits, which have
+    scales, are only stored: links carry what would be without them.
     """
+    if kv.has_scales:
+        plain = choose_kv(own, None, native).dtype
+        return Choice(choose_wire(own, plain, native).dtype, f"K and V are rounded to {_name(kv)} as they are stored")
     if own is kv:
         return Choice(kv, "what is computed and stored")
     if own in native and own.itemsize < kv.itemsize:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import ceil, inf
 
 from pannier.scheduler.blocks import blocks_for
+from pannier.wire import Dtype
 from pannier.wire.messages import CallGeometry, HeadRange
 
 KEEP_BLOCKS = 0.9
@@ -65,16 +66,16 @@ def form_groups(
     calls: Sequence[CallGeometry],
     *,
     block_size: int,
-    itemsize: int,
+    kv_dtype: Dtype,
     split: str | None = None,
 ) -> tuple[GroupPlan, ...]:
     """Groups of all offered workers; more workers than the smallest number of KV heads form several groups.
 
-    `itemsize` is bytes per stored element. `split` ("5,3") gives the heads of each worker, in the order offered, and
+    `kv_dtype` is what K and V are stored in. `split` ("5,3") gives the heads of each worker, in the order offered, and
     with it the size of the groups. Raises `PlacementError`.
     """
     _refuse_nonsense(offers, calls)
-    classes = head_classes(calls, itemsize)
+    classes = head_classes(calls, kv_dtype)
     if split is not None:
         wanted = parse_split(split, classes, len(offers))
         teams = [offers[first : first + len(wanted)] for first in range(0, len(offers), len(wanted))]
@@ -94,11 +95,11 @@ def _refuse_nonsense(offers: Sequence[AttentionOffer], calls: Sequence[CallGeome
             )
 
 
-def head_classes(calls: Sequence[CallGeometry], itemsize: int) -> tuple[HeadClass, ...]:
+def head_classes(calls: Sequence[CallGeometry], kv_dtype: Dtype) -> tuple[HeadClass, ...]:
     """The calls by their number of KV heads, the heaviest heads first."""
     token_bytes: Counter[int] = Counter()
     for call in calls:
-        token_bytes[call.kv_heads] += (call.k_size + call.v_size) * itemsize
+        token_bytes[call.kv_heads] += kv_dtype.stored_bytes(call.k_size) + kv_dtype.stored_bytes(call.v_size)
     return tuple(HeadClass(kv_heads, size) for kv_heads, size in token_bytes.most_common())
 
 

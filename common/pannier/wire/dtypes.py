@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+SCALE_BYTES = 4
+
 
 class Dtype(StrEnum):
     """Element type of a tensor part. The value is what the header carries."""
@@ -19,6 +21,15 @@ class Dtype(StrEnum):
     def itemsize(self) -> int:
         """Bytes of one element."""
         return _ITEMSIZE[self]
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether keys and values in it are multiples of a scale, in fp32, that each token's own of one head has."""
+        return self in (Dtype.FLOAT8_E4M3, Dtype.INT8)
+
+    def stored_bytes(self, size: int) -> int:
+        """Bytes of one token's key, or value, of one head of that size in a KV block."""
+        return size * self.itemsize + (SCALE_BYTES if self.has_scales else 0)
 
 
 _ITEMSIZE = {

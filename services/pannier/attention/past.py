@@ -27,3 +27,5 @@ class DrawnCache(KVCache):
             for stored in (self.keys(call), self.values(call)):
                 for part in stored.view(-1).split(DRAWN):
                     part.copy_(drawn[: part.numel()])
+            for scales in self.scales(call) or ():
+                scales.fill_(1.0)

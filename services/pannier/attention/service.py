@@ -86,9 +86,14 @@ def attention_facts(
         device=f"{device} (emulated: {emulated})" if emulated else str(device),
         memory_bytes=kv_memory(device, memory),
         bandwidth=read_bandwidth(device) * (1.0 if pace is None else pace.rate),
-        dtypes=tuple(d for d in kv_dtypes(device) if only is None or d.name.lower() in ("float32", *only)),
+        dtypes=tuple(d for d in kv_dtypes(device) if only is None or _stays(d, only)),
         endpoint=endpoint,
     )
+
+
+def _stays(dtype: Dtype, only: Sequence[str]) -> bool:
+    """Whether a device that computes `only` these natively reads it; 8 bits are converted on all of them."""
+    return dtype.has_scales or dtype.name.lower() in ("float32", *only)
 
 
 def kv_dtypes(device: torch.device) -> tuple[Dtype, ...]:
@@ -96,4 +101,5 @@ def kv_dtypes(device: torch.device) -> tuple[Dtype, ...]:
     isa = cpu_isa().name if device.type == "cpu" else None
     if isa is None:
         return native_dtypes(device)
-    return (Dtype.FLOAT32, Dtype.BFLOAT16, *[Dtype.FLOAT16] * (isa != "generic"))  # which widens halves bit by bit
+    halves = [Dtype.FLOAT16] * (isa != "generic")  # which widens them bit by bit
+    return (Dtype.FLOAT32, Dtype.BFLOAT16, *halves, Dtype.INT8, Dtype.FLOAT8_E4M3)

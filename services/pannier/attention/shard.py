@@ -22,8 +22,8 @@ class Shard:
         self.assign = assign
         self.device = device
         self.wire_dtype = TORCH_DTYPES[assign.wire_dtype]
-        self.converts = assign.kv_dtype is not assign.wire_dtype
-        """Whether what comes is stored in another type, and met by q in it."""
+        self.converts = assign.kv_dtype is not assign.wire_dtype and not assign.kv_dtype.has_scales
+        """Whether what comes is stored in another type, and met by q in it. That is what 8 bits are for."""
         self.scratch = Scratch()
         shapes = [
             CallShape(heads.stop - heads.start, call.k_size, call.v_size)
@@ -104,7 +104,8 @@ class ShardStep:
             raise WireError(f"call {call}: k {tuple(k.shape)} and v {tuple(v.shape)} are not {expected} rows and heads")
         self._check_dtypes(call, k, v)
         cache = self._shard.cache
-        store_kv(cache.keys(call), cache.values(call), slots, k.to(cache.device), v.to(cache.device))
+        k, v = k.to(cache.device), v.to(cache.device)
+        store_kv(cache.keys(call), cache.values(call), slots, k, v, cache.scales(call))
 
     def attend(self, call: int, q: torch.Tensor, lse_from: int) -> tuple[list[torch.Tensor], float]:
         """Attention of q [M, H, Dk] over the blocks: [o [M, H, Dv], LSE [M - lse_from, H]] and the seconds it took."""
@@ -123,6 +124,7 @@ class ShardStep:
             scale=geometry.scale,
             window=geometry.window,
             softcap=geometry.softcap,
+            scales=cache.scales(call),
         )
         return [o.to(self._shard.wire_dtype), lse[lse_from:]], time.perf_counter() - started
 

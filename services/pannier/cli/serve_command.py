@@ -42,7 +42,8 @@ def serve(
     lanes: Annotated[int | None, typer.Option(help="Micro-batches in flight per compute worker [default: 2].")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="Of the KV cache; auto: the model's, if attention has it.")
+        str | None,
+        typer.Option(help="Of the KV cache: float32, bfloat16, float16, int8, fp8; auto: the model's, or near it."),
     ] = None,
     dtype_strict: Annotated[
         bool, typer.Option("--dtype-strict", help="Steps that convert weights, K and V or what links carry fail.")

@@ -31,8 +31,10 @@ class FleetConfig:
 
     def token_bytes(self, facts: m.ComputeFacts) -> int:
         """Bytes of one token's K and V over all calls and heads, as far as is known before attention workers are."""
-        elements = sum(call.kv_heads * (call.k_size + call.v_size) for call in facts.calls)
-        return elements * (self.kv_dtype or facts.wire_dtype).itemsize
+        dtype = self.kv_dtype or facts.wire_dtype
+        return sum(
+            call.kv_heads * (dtype.stored_bytes(call.k_size) + dtype.stored_bytes(call.v_size)) for call in facts.calls
+        )
 
 
 class Fleet:
@@ -192,7 +194,7 @@ class Fleet:
                 offers,
                 facts.calls,
                 block_size=self.config.block_size,
-                itemsize=self.dtypes.kv.dtype.itemsize,
+                kv_dtype=self.dtypes.kv.dtype,
                 split=",".join(map(str, split)) if split else None,
             )
         except PlacementError as error:

@@ -49,7 +49,14 @@ DEADLINE_S = 0.1
 """Time between two looks at the deadlines of requests."""
 GOODBYE_S = 0.02
 REFUSALS = 8
-KV_DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16, "auto": None}
+KV_DTYPES = {
+    "auto": None,
+    "float32": Dtype.FLOAT32,
+    "bfloat16": Dtype.BFLOAT16,
+    "float16": Dtype.FLOAT16,
+    "int8": Dtype.INT8,
+    "fp8": Dtype.FLOAT8_E4M3,
+}
 FromStep: TypeAlias = m.StepDone | m.StageDone | m.StepFailed | m.NeedState | m.StepAborted
 log = structlog.get_logger()
 
