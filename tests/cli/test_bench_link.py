@@ -39,7 +39,8 @@ def test_sizes_have_units(text: str, size: int) -> None:
 def test_every_link_is_measured_beside_plain_tcp() -> None:
     """As one JSON object, with what a model needs; nothing is left in the way of the next run."""
     roots = os.pathsep.join(str(ROOT / folder) for folder in ("services", "common", "kernels"))
-    options = ["--sizes", "4K,256K", "--model", "random:llama-135m", "--rows", "4", "--repeats", "1", "--json"]
+    options = ["--sizes", "4K,256K", "--model", "random:llama-135m", "--rows", "4"]
+    options += ["--flows", "2", "--repeats", "1", "--json"]
     ran = subprocess.run(
         [sys.executable, "-m", "pannier.cli", "bench", "link", *options],
         capture_output=True,
@@ -52,7 +53,7 @@ def test_every_link_is_measured_beside_plain_tcp() -> None:
     found = json.loads(ran.stdout.splitlines()[-1])
     rows = {(row["case"], row["engine"], row["metric"]): row["value"] for row in found["rows"]}
     engines = {engine for _, engine, _ in rows} - {"needed"}
-    assert {"plain tcp", "zmq tcp", "zmq ipc"} <= engines
+    assert {"plain tcp", "tcp", "tcp asleep", "tcp x2", "zmq tcp", "zmq tcp x2", "zmq ipc"} <= engines
     for case in ("4K each way", "256K each way", "random:llama-135m, a call of 4 rows"):
         for engine in engines:
             assert rows[case, engine, "round_trip_us"] > 0

@@ -42,6 +42,9 @@ class Stream:
     ) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if options.buffer_bytes:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.buffer_bytes)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer_bytes)
         _notice_silence(connection, options.silence_s)
         _send_without_pauses(connection)
         self.peer = peer

@@ -5,6 +5,7 @@ import select
 from pannier.net.tcp.stream import Stream
 
 EVENTS = 64
+"""Taken from the system at once."""
 TO_SEND = select.EPOLLIN | select.EPOLLOUT
 
 
