@@ -2,10 +2,10 @@
 """Prefill floods in both directions through queues of one message: does a step complete all the time?
 
 Compute and attention workers run their real data loops, each in a thread with a ZeroMQ context of its own, over real
-sockets whose queues hold one message and whose buffers are far smaller than a frame. A gateway by hand keeps two steps
-planned in every lane: fresh prompts (one-way pieces of up to 256 rows, a megabyte each) together with chunks behind a
-past (requests and answers as large) and decode rows. At the end it plans no more and waits for what is planned.
-Fails when no step of some lane completes for 10 seconds.
+sockets whose queues hold one message and whose buffers are far smaller than a frame (of plain TCP there are no queues).
+A gateway by hand keeps two steps planned in every lane: fresh prompts (one-way pieces of up to 256 rows, a megabyte
+each) together with chunks behind a past (requests and answers as large) and decode rows. At the end it plans no more
+and waits for what is planned. Fails when no step of some lane completes for 10 seconds.
 """
 
 import argparse
@@ -44,6 +44,8 @@ LIFE, SESSION = 1, 1
 BLOCK_SIZE = 64
 STALL_S = 10.0
 PLANNED = 2
+TEXTS = 2
+"""Of each lane."""
 OPTIONS = SocketOptions(queue=1, buffer_bytes=16 << 10)
 SHAPE = LlamaConfig(
     vocab_size=64,
@@ -112,7 +114,8 @@ class Flood:
         await self._collect(m.Ready, {shard.name for shard in self.shards})
         for name in self.lanes:
             groups = (m.GroupAddress(0, self.shards),)
-            self.server.send(name.encode(), m.ComputeAssign(LIFE, SESSION, groups, self.max_rows, BLOCK_SIZE))
+            rows = TEXTS * self.max_rows
+            self.server.send(name.encode(), m.ComputeAssign(LIFE, SESSION, groups, rows, BLOCK_SIZE))
         await self._collect(m.Ready, set(self.lanes))
         started = time.monotonic()
         self.ends = started + seconds
@@ -240,7 +243,7 @@ async def flood(model: SlicedModel, options: argparse.Namespace) -> Flood:
         m.CallGeometry(c.q_heads, c.kv_heads, c.k_size, c.v_size, c.scale, c.window, c.softcap) for c in model.calls
     )
     ranges = head_ranges(calls[0].kv_heads, options.attention)
-    num_texts, text_blocks = options.compute * options.lanes * 2, -(-3 * options.rows // BLOCK_SIZE)
+    num_texts, text_blocks = options.compute * options.lanes * TEXTS, -(-3 * options.rows // BLOCK_SIZE)
     texts = [Text(i * text_blocks, text_blocks) for i in range(num_texts)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -249,12 +252,12 @@ async def flood(model: SlicedModel, options: argparse.Namespace) -> Flood:
         for i, endpoint in enumerate(endpoints(options.transport, options.attention, folder)):
             core = AttentionCore(torch.device("cpu"))
             attention = AttentionWorker(zmq.Context(), f"a{i}", core, endpoint, OPTIONS)
-            shards.append(m.ShardAddress(f"a{i}", attention.endpoint, (ranges[i],) * len(calls)))
+            shards.append(m.ShardAddress(f"a{i}", attention.endpoint, (ranges[i],) * len(calls), tcp=attention.tcp))
             threads.append(stack.enter_context(in_thread(attention, f"a{i}", server.endpoint)))
         lanes: dict[str, list[Lane]] = {}
         for i in range(options.compute):
-            compute = ComputeWorker(zmq.Context(), f"c{i}", model, options.lanes, OPTIONS)
-            lanes[f"c{i}"] = [Lane(lane, [texts.pop(), texts.pop()]) for lane in range(options.lanes)]
+            compute = ComputeWorker(zmq.Context(), f"c{i}", model, options.lanes, OPTIONS, link=options.link)
+            lanes[f"c{i}"] = [Lane(lane, [texts.pop() for _ in range(TEXTS)]) for lane in range(options.lanes)]
             threads.append(stack.enter_context(in_thread(compute, f"c{i}", server.endpoint)))
         running = Flood(server, calls, lanes, tuple(shards), num_texts * text_blocks, options.rows)
         await first_end(running.run(options.seconds), *[thread.wait() for thread in threads])
@@ -290,7 +293,8 @@ def main() -> int:
     parser.add_argument("--attention", type=int, default=2, help="attention workers, one group")
     parser.add_argument("--lanes", type=int, default=4, help="of each compute worker")
     parser.add_argument("--rows", type=int, default=512, help="of one chunk at most")
-    parser.add_argument("--transport", choices=["tcp", "ipc", "both"], default="both")
+    parser.add_argument("--transport", choices=["tcp", "ipc", "both"], default="both", help="under ZeroMQ")
+    parser.add_argument("--link", choices=["zmq", "tcp"], default="zmq")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -302,7 +306,8 @@ def main() -> int:
     except Stalled as stalled:
         print(stalled, flush=True)
         os._exit(1)  # the workers' threads don't end any more
-    case = f"{options.compute}x{options.lanes} lanes, {options.attention} shards, {options.transport}, queues of 1"
+    way = options.transport if options.link == "zmq" else "plain tcp"
+    case = f"{options.compute}x{options.lanes} lanes, {options.attention} shards, {way}, queues of 1"
     result = report(done, case)
     for row in result["rows"]:
         print(f"{row['metric']:24} {row['value']:10.2f} {row['unit']}")

@@ -13,14 +13,15 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_no_deadlock() -> None:
+@pytest.mark.parametrize("link", ["zmq", "tcp"])
+def test_no_deadlock(link: str) -> None:
     """Prefill floods both ways through queues of 1 and buffers far smaller than a frame: every planned step completes.
 
     With sends that block, the same flood stands still after a step or two in each lane.
     """
     roots = os.pathsep.join(str(ROOT / folder) for folder in ("services", "common", "kernels"))
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "bench_deadlock.py"), "--seconds", "5", "--json"],
+        [sys.executable, str(ROOT / "scripts" / "bench_deadlock.py"), "--seconds", "5", "--link", link, "--json"],
         capture_output=True,
         text=True,
         check=False,

@@ -57,7 +57,7 @@ class LinkChoice:
         except CannotTalk as error:
             if self.wanted == "tcp":
                 raise
-            return self._dial_zmq(address), f"{reason}; {error}"
+            return self._dial_zmq(address), reason if str(error) == reason else f"{reason}; {error}"
 
     def _share_memory(self, address: m.ShardAddress, assign: m.ComputeAssign, itemsize: int) -> Link:
         """Raises `CannotShare`, also if that isn't wanted."""
