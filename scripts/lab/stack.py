@@ -102,9 +102,10 @@ class Stack:
                 raise StackEnded(f"{name} has ended: {self.last_words(name)}")
 
     def last_words(self, name: str) -> str:
-        """The last line that a process wrote."""
+        """Why a process ended, in its words, or else the last line that it wrote."""
         lines = self._log(name).read_text(errors="replace").splitlines() or ["it wrote nothing"]
-        return lines[-1].removeprefix(LAST_WORDS)
+        words = [line for line in lines if line.startswith(LAST_WORDS)] or lines  # a library may have the last line
+        return words[-1].removeprefix(LAST_WORDS)
 
     def stop(self) -> dict[str, int]:
         """Ask every process to leave, the gateway last; their exit codes."""

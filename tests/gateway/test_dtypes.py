@@ -62,11 +62,11 @@ def test_what_all_attention_workers_compute_is_assigned() -> None:
     assert [(assign.kv_dtype, assign.wire_dtype) for _, assign in gateway.fleet.new_groups()] == [(F16, F16)] * 2
 
 
-def test_a_type_that_is_wanted_must_be_computed_natively() -> None:
+def test_every_attention_worker_must_be_able_to_keep_the_type_that_is_wanted() -> None:
     """One error names the worker, what it computes and what is missing."""
     gateway = Gateway(kv_dtype=BF16)
     gateway.attention("a", F32, BF16)
-    with pytest.raises(NotAccepted, match=r"b \(cuda:0\) computes float32, float16 natively, and not bfloat16"):
+    with pytest.raises(NotAccepted, match=r"b \(cuda:0\) keeps K and V in float32, float16, and not in bfloat16"):
         gateway.attention("b", F32, F16)
 
 
@@ -76,7 +76,7 @@ def test_who_comes_later_must_compute_what_was_chosen() -> None:
     gateway.attention("b", F32, BF16)
     assert gateway.fleet.new_groups()
     gateway.attention("c", F32, BF16)
-    with pytest.raises(NotAccepted, match=r"d .* not bfloat16"):
+    with pytest.raises(NotAccepted, match=r"d .* not in bfloat16"):
         gateway.attention("d", F32, F16)
 
 
@@ -84,7 +84,7 @@ def test_eight_bits_leave_room_for_their_scales() -> None:
     """Blocks are counted with them, and a worker that can't store 8 bits is told so."""
     gateway = Gateway(kv_dtype=INT8)
     gateway.attention("a", F32, BF16, INT8)
-    with pytest.raises(NotAccepted, match=r"b .* computes float32, bfloat16 natively, and not int8"):
+    with pytest.raises(NotAccepted, match=r"b .* keeps K and V in float32, bfloat16, and not in int8"):
         gateway.attention("b", F32, BF16)
     gateway.attention("b", F32, BF16, INT8)
     assigns = gateway.fleet.new_groups()

@@ -150,6 +150,34 @@ def test_ready_means_all_compute_workers_that_were_asked_for() -> None:
         assert gateway.fleet.is_complete() is complete
 
 
+def test_requests_are_taken_while_one_session_follows_another() -> None:
+    """A group that comes late costs nobody an error; where nothing is to follow, requests are not kept waiting."""
+    gateway = Gateway(attention_workers=1)
+    for name in ("a", "compute-0"):
+        gateway.join(name)
+    assert not gateway.fleet.takes_requests()
+    gateway.shard_ready("a", 0)
+    gateway.session_ready("compute-0")
+    gateway.join("b")
+    gateway.shard_ready("b", 1)
+    assert not gateway.fleet.open_lanes()
+    assert gateway.fleet.takes_requests()
+    for group in ("a", "b"):
+        gateway.sessions.lost(group, "gone", leaves=True)
+    assert not gateway.fleet.takes_requests()
+
+
+def test_no_requests_are_taken_without_a_compute_worker() -> None:
+    """Not even while its session is being fenced: a client had better ask elsewhere."""
+    gateway = Gateway(attention_workers=1)
+    for name in ("a", "compute-0"):
+        gateway.join(name)
+    gateway.shard_ready("a", 0)
+    gateway.session_ready("compute-0")
+    gateway.sessions.lost("compute-0", "gone", leaves=False)
+    assert not gateway.fleet.takes_requests()
+
+
 def staged() -> Gateway:
     """A replica of two stages that serves, and a first stage too many."""
     gateway = Gateway(attention_workers=1, compute_workers=3)

@@ -52,4 +52,5 @@ def test_a_worker_that_lacks_the_type_that_is_wanted_ends_with_one_error(tmp_pat
     last = (tmp_path / "attention-0.log").read_text().splitlines()[-1]
     stack.stop()
     assert worker.exitcode == 1
-    assert "attention-0 (cpu (emulated: natively float16)) computes float32, float16 natively, and not bfloat16" in last
+    assert "attention-0 (cpu (emulated: natively float16)) keeps K and V in float32, float16, " in last
+    assert "and not in bfloat16" in last

@@ -24,12 +24,12 @@ def choose_dtypes(own: Dtype, wanted: Dtype | None, native: Collection[Dtype]) -
 
 
 def lacking(name: str, facts: m.AttentionFacts, needed: Collection[Dtype]) -> str | None:
-    """In one sentence what an attention worker doesn't compute; None if it computes all that is needed."""
+    """In one sentence what an attention worker can't keep K and V in; None if it can in all that is needed."""
     for dtype in needed:
         if dtype not in facts.dtypes:
-            natively = ", ".join(each.name.lower() for each in facts.dtypes)
+            able = ", ".join(each.name.lower() for each in facts.dtypes)
             return (
-                f"{name} ({facts.device}) computes {natively} natively, and not {dtype.name.lower()}, in which K and V "
-                "are kept here: set kv_dtype to what all attention workers compute, or leave it at auto"
+                f"{name} ({facts.device}) keeps K and V in {able}, and not in {dtype.name.lower()}, as they are kept "
+                "here: set kv_dtype to what all attention workers can, or leave it at auto"
             )
     return None

@@ -126,6 +126,11 @@ class Fleet:
         """Lanes that can take a step now."""
         return [lane for session in self.sessions() if session.standing is Standing.READY for lane in session.lanes]
 
+    def takes_requests(self) -> bool:
+        """Whether a lane is open, or will be in a moment: a session starts, or another follows the one that is fenced."""
+        workers = [session.workers for session in self.sessions()]
+        return bool(self.ready_groups()) and any(all(e.alive and not e.leaves for e in each) for each in workers)
+
     def is_complete(self) -> bool:
         """Whether as many compute workers as are expected can take steps."""
         num_ready = sum(entry.standing is Standing.READY for entry in self.compute.values())

@@ -255,7 +255,7 @@ class GatewayService:
 
     def _generate(self, peer: bytes, message: m.Generate) -> None:
         unavailable = "the gateway is stopping" if self.draining else None
-        if self.engine is None or not self.fleet.open_lanes():
+        if self.engine is None or not self.fleet.takes_requests():
             unavailable = unavailable or "the model is not ready yet; see the status"
         if unavailable is not None:
             self._send_client(peer, m.Failed(message.request, "unavailable", None, unavailable))
