@@ -127,7 +127,7 @@ class Fleet:
         return [lane for session in self.sessions() if session.standing is Standing.READY for lane in session.lanes]
 
     def takes_requests(self) -> bool:
-        """Whether a lane is open, or will be in a moment: a session starts, or another follows the one that is fenced."""
+        """Whether a lane is open or soon will be: a session starts, or another is to follow the one that is fenced."""
         workers = [session.workers for session in self.sessions()]
         return bool(self.ready_groups()) and any(all(e.alive and not e.leaves for e in each) for each in workers)
 
