@@ -12,10 +12,12 @@ import structlog
 from pannier.gateway.admission import Admission
 from pannier.gateway.fleet import Fleet
 from pannier.gateway.output_text import Released
+from pannier.gateway.request_span import RequestSpan
 from pannier.gateway.shortage import Shortage
 from pannier.gateway.step_message import step_message
 from pannier.gateway.streams import Stream, Streams
 from pannier.net.errors import PeerGone
+from pannier.runtime.tracing import Tracer
 from pannier.scheduler import Inconsistent, Output, Rejected, Scheduler, Step, Unplanned
 from pannier.wire import GatewayToClient
 from pannier.wire import messages as m
@@ -37,6 +39,7 @@ class Engine:
         send_step: SendStep,
         send_client: SendClient,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.admission = admission
@@ -52,6 +55,7 @@ class Engine:
         self._send_step = send_step
         self._send_client = send_client
         self._clock = clock
+        self._tracer = tracer
         self._next_sequence = count(1)
         self._is_checked = True
 
@@ -93,8 +97,9 @@ class Engine:
         )
         request = admitted.request
         self.scheduler.add(request)
+        span = RequestSpan.begin(self._tracer, message)
         self.streams.open(
-            Stream(peer, message.request, sequences, admitted.outputs, len(request.prompt), request.deadline)
+            Stream(peer, message.request, sequences, admitted.outputs, len(request.prompt), request.deadline, span)
         )
         self._is_checked = False
 
@@ -148,9 +153,19 @@ class Engine:
         """To those of a session's workers: to all stages, but for what only the last one asks for."""
         session = self._fleet.session_of(step.lane)
         life, number = self._fleet.config.life, session.number
-        message, payload = step_message(step, life=life, session=number, first_lane=session.first_lane)
+        message, payload = step_message(
+            step, life=life, session=number, first_lane=session.first_lane, traces=self._traces(step)
+        )
         for name in names:
             self._send_step(name, message, payload)
+
+    def _traces(self, step: Step) -> tuple[str, ...]:
+        """What a step is called in the traces of its requests."""
+        if self._tracer is None:
+            return ()
+        streams = {self.streams.of_sequence(sequence) for sequence in self.scheduler.sequences_of(step.step)}
+        names = [stream.span.step() for stream in streams if stream is not None and stream.span is not None]
+        return tuple(name for name in names if name is not None)
 
     # --- now and then ----------------------------------------------------------------------------------------------
 
@@ -190,6 +205,8 @@ class Engine:
 
     def _deliver(self, stream: Stream, output: Output) -> None:
         text, reason = stream.text_of(output.sequence), output.finish_reason
+        if stream.span is not None and output.drawn is not None:
+            stream.span.drew()
         released = Released() if output.drawn is None else text.push(output.drawn, is_stop_token=reason == "stop")
         if reason is not None and not text.stopped:
             released += text.finish()
@@ -210,6 +227,9 @@ class Engine:
 
     def _end(self, stream: Stream, last: m.Delta | m.Failed) -> None:
         self.streams.close(stream)
+        if stream.span is not None:
+            reason = last.reason if isinstance(last, m.Failed) else None
+            stream.span.end(stream.num_prompt, stream.num_sent, reason)
         self._tell(stream, last, is_end=True)
 
     def _tell(self, stream: Stream, message: m.Delta | m.Failed, *, is_end: bool = False) -> None:
@@ -227,5 +247,7 @@ class Engine:
 
     def _abandon(self, stream: Stream) -> None:
         self.streams.close(stream)
+        if stream.span is not None:
+            stream.span.end(stream.num_prompt, stream.num_sent, "its client has left")
         for sequence in stream.unfinished:
             self.scheduler.cancel(sequence)

@@ -5,7 +5,6 @@
 
 import asyncio
 import secrets
-from collections import deque
 from typing import TypeAlias
 
 import structlog
@@ -18,6 +17,7 @@ from pannier.gateway.fleet import Fleet, FleetConfig
 from pannier.gateway.guides import Guides
 from pannier.gateway.intake import Intake
 from pannier.gateway.patience import Patience
+from pannier.gateway.registry import Registry
 from pannier.gateway.sessions import Sessions
 from pannier.gateway.status import status
 from pannier.gateway.text import Text
@@ -25,10 +25,10 @@ from pannier.gateway.token_text import TokenText
 from pannier.net import PeerGone, Server
 from pannier.runtime.config import GatewayConfig
 from pannier.runtime.encryption import gateway_sockets
-from pannier.runtime.errors import NotAccepted
 from pannier.runtime.model_source import resolve
 from pannier.runtime.service import in_thread, run_service
 from pannier.runtime.tasks import first_end
+from pannier.runtime.tracing import Tracer, open_tracer
 from pannier.scheduler import Output, Scheduler, SchedulerConfig, Unplanned
 from pannier.wire import (
     Buffer,
@@ -48,7 +48,6 @@ GIVE_UP_AFTER = 300
 DEADLINE_S = 0.1
 """Time between two looks at the deadlines of requests."""
 GOODBYE_S = 0.02
-REFUSALS = 8
 KV_DTYPES = {
     "auto": None,
     "float32": Dtype.FLOAT32,
@@ -81,18 +80,17 @@ class GatewayService:
         self.refused_handshakes = 0
         self._context = zmq.asyncio.Context()
         self._text: Text | None = None
-        self._returning: dict[str, tuple[bytes, m.Hello]] = {}
+        self._tracer: Tracer | None = None
         self._for_steps: Patience[int] = Patience(GIVE_UP_AFTER)
         self._for_lanes: Patience[str] = Patience(GIVE_UP_AFTER)
         self._untold: set[str] = set()
         """Workers to which a message on the data channel was lost."""
         self._answering: set[asyncio.Task[None]] = set()
-        self.refused_workers: deque[tuple[str, str]] = deque(maxlen=REFUSALS)
-        """The last ones, and why."""
 
     async def startup(self) -> None:
         """Bind, then load the tokenizer. Raises `ModelError`, `BadKeys`, `PortBusy`, `Exposed`."""
         config = self.config
+        self._tracer = open_tracer(self.role, self.name, config.otlp_endpoint)
         control, data, clients = gateway_sockets(config)
         self.control: Server[WorkerToGateway] = Server(self._context, WorkerToGateway, config.control_endpoint, control)
         self.data: Server[WorkerToGatewayData] = Server(self._context, WorkerToGatewayData, config.data_endpoint, data)
@@ -115,6 +113,8 @@ class GatewayService:
             )
         )
         self.sessions = Sessions(self.fleet, lambda: self._engine().scheduler, self._tell, self._deliver)
+        welcome = m.Welcome(self.life, self.data.endpoint, config.heartbeat_s)
+        self.registry = Registry(self.fleet, self.sessions, welcome, self._say, self._accepted)
         log.info("listening", clients=self.clients.endpoint, control=self.control.endpoint, data=self.data.endpoint)
 
     async def run(self) -> None:
@@ -146,6 +146,8 @@ class GatewayService:
         for server in ("control", "data", "clients"):
             if hasattr(self, server):
                 await getattr(self, server).close()
+        if self._tracer is not None:
+            await in_thread(self._tracer.close)
         self._context.term()
 
     # --- what arrives ----------------------------------------------------------------------------------------------
@@ -155,9 +157,9 @@ class GatewayService:
             name = peer.decode(errors="replace")
             match message:
                 case m.Hello():
-                    self._hello(peer, message)
+                    self.registry.hello(peer, message)
                 case m.Heartbeat():
-                    self._heartbeat(peer, message)
+                    self.registry.heartbeat(peer, message)
                 case m.Goodbye():
                     self.sessions.lost(name, message.reason, leaves=True)
                     self._say(peer, m.Goodbye("as you wish"))
@@ -264,56 +266,10 @@ class GatewayService:
 
     # --- who is there ----------------------------------------------------------------------------------------------
 
-    def _hello(self, peer: bytes, hello: m.Hello) -> None:
-        name = hello.name
-        if peer != name.encode():
-            self._refuse(peer, f"a worker's socket must bear its name, {name!r}")
-            return
-        if self.fleet.knows_process(hello):
-            self._welcome(peer)  # it says so until it is welcomed
-            return
-        if self.fleet.knows(name):
-            self.sessions.lost(name, "its process was started again", leaves=True)
-        self._untold.discard(name)
-        self._returning[name] = (peer, hello)
-        self._accept_returning()
-
-    def _accept_returning(self) -> None:
-        """Take in workers whose former process, if there was one, is fenced."""
-        for name, (peer, hello) in list(self._returning.items()):
-            if not self.fleet.knows(name):
-                del self._returning[name]
-                self._accept(peer, hello)
-
-    def _accept(self, peer: bytes, hello: m.Hello) -> None:
-        try:
-            self.fleet.accept(hello)
-        except NotAccepted as error:
-            self._refuse(peer, str(error))
-            return
+    def _accepted(self, hello: m.Hello) -> None:
+        self._untold.discard(hello.name)  # what its former process was not told
         if hello.compute is not None and self.engine is None:
             self.engine = self._make_engine(hello.compute)
-        self._welcome(peer)
-        log.info("worker accepted", worker=hello.name, pid=hello.pid)
-
-    def _welcome(self, peer: bytes) -> None:
-        self._say(peer, m.Welcome(self.life, self.data.endpoint, self.config.heartbeat_s))
-
-    def _refuse(self, peer: bytes, reason: str) -> None:
-        name = peer.decode(errors="replace")
-        log.warning("worker refused", worker=name, reason=reason)
-        if (name, reason) not in self.refused_workers:
-            self.refused_workers.append((name, reason))
-        self._say(peer, m.Refused(reason))
-
-    def _heartbeat(self, peer: bytes, beat: m.Heartbeat) -> None:
-        name = peer.decode(errors="replace")
-        if beat.life != self.life or not self.fleet.knows(name):
-            self._say(peer, m.Refused("the gateway has given this worker up, or was started again; start it anew"))
-            return
-        self.fleet.seen(name, beat.counters)
-        self.sessions.returned(name)
-        self._say(peer, m.Heartbeat(self.life, {}))
 
     async def _watch(self) -> None:
         while True:
@@ -388,7 +344,7 @@ class GatewayService:
 
     def _pump(self) -> None:
         """Whatever has happened: go on as far as can be gone on now."""
-        self._accept_returning()
+        self.registry.accept_returning()
         if self.engine is not None:
             self.engine.pump()
 
@@ -421,7 +377,7 @@ class GatewayService:
             max_sequences=config.max_sequences,
             guides=_guides(text, facts.vocab_size),
         )
-        return Engine(Scheduler(limits), self.fleet, admission, self._tell, self._send_client)
+        return Engine(Scheduler(limits), self.fleet, admission, self._tell, self._send_client, tracer=self._tracer)
 
 
 def _guides(text: Text | None, vocab_size: int) -> Guides | None:

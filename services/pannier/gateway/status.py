@@ -29,7 +29,7 @@ def status(service: "GatewayService") -> dict[str, Any]:
         "accounting_errors": engine.accounting_errors if engine is not None else 0,
         "preemptions": engine.shortage.num_preemptions if engine is not None else 0,
         "lanes": _lanes(fleet, engine),
-        "refused_workers": [{"worker": name, "reason": reason} for name, reason in service.refused_workers],
+        "refused_workers": [{"worker": name, "reason": reason} for name, reason in service.registry.refused],
         "processes": [
             _gateway(service),
             *(_compute(fleet, entry) for entry in fleet.compute.values()),

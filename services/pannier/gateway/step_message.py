@@ -7,7 +7,9 @@ from pannier.wire import messages as m
 MASK_WORD_BYTES = Dtype.INT32.itemsize
 
 
-def step_message(step: Step, *, life: int, session: int, first_lane: int) -> tuple[m.Step, bytearray]:
+def step_message(
+    step: Step, *, life: int, session: int, first_lane: int, traces: tuple[str, ...] = ()
+) -> tuple[m.Step, bytearray]:
     """The message and its payload. Lanes are the worker's own there, counted from the first of them."""
     mask_words = len(step.masks[0]) // MASK_WORD_BYTES if step.masks else 0
     tensors = [
@@ -32,5 +34,6 @@ def step_message(step: Step, *, life: int, session: int, first_lane: int) -> tup
         copies=step.copies,
         states=step.states,
         parts=parts,
+        traces=traces,
     )
     return message, payload

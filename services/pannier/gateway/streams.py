@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from pannier.gateway.output_text import OutputText, Released
+from pannier.gateway.request_span import RequestSpan
 from pannier.scheduler import Output
 from pannier.wire import messages as m
 
@@ -20,6 +21,8 @@ class Stream:
     outputs: Sequence[OutputText]
     num_prompt: int
     deadline: float = inf
+    span: RequestSpan | None = None
+    """None: it is not traced."""
     num_sent: int = 0
     """Tokens of all outputs."""
     num_cached: int | None = None
