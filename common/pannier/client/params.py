@@ -48,11 +48,13 @@ class Options(Params, total=False):
     priority: smaller goes first, where the gateway goes by priority; 0 when left out.
     deadline_s: seconds after which the gateway ends the request with an error.
     cache_salt: only requests with the same salt share what the gateway has cached of their prompts.
+    traceparent: of the caller's own span, in W3C's form; a gateway that makes traces goes on with that one.
     """
 
     priority: int
     deadline_s: float | None
     cache_salt: str | None
+    traceparent: str | None
 
 
 def completion_request(prompt: Prompt, model: str | None, options: Options) -> Generate:

@@ -52,6 +52,7 @@ EmulatedTime: TypeAlias = Annotated[
 """Of one lane-step on a device that isn't there, as in "20,5": milliseconds, and microseconds for every row."""
 Endpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
 TcpEndpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^tcp://.+:\d+$")]
+HttpUrl: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://.+$")]
 Device: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(cpu|cuda:\d+)$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DtypeNames: TypeAlias = Annotated[
@@ -89,6 +90,9 @@ class RoleConfig(BaseModel):
     """A folder that `pannier keys` has made, or what this role needs of it; None: nothing is encrypted."""
     encrypt: Encrypt | None = None
     """Workers of one stack must agree; None: all where there are keys."""
+    otlp_endpoint: HttpUrl | None = None
+    """An OpenTelemetry collector that gets traces, as in "http://127.0.0.1:4318"; None: as OTEL_EXPORTER_OTLP_ENDPOINT
+    and its kin say, none without them."""
 
     @property
     def used_keys(self) -> Path | None:
@@ -379,6 +383,7 @@ def _sentence(kind: type[RoleConfig], error: ValidationError) -> str:
 _PATTERN_MEANINGS = {
     r"^(tcp://.+:\d+|ipc://.+)$": "tcp://HOST:PORT or ipc://PATH",
     r"^tcp://.+:\d+$": "tcp://HOST:PORT",
+    r"^https?://.+$": "http://HOST:PORT or https://HOST:PORT",
     r"^(cpu|cuda:\d+)$": "cpu or cuda:NUMBER",
     r"^[A-Za-z0-9._-]{1,64}$": "1 to 64 letters, digits, dots, dashes or underscores",
 }

@@ -19,6 +19,7 @@ from pannier.runtime.host import keep_to_cores
 from pannier.runtime.registration import Registration
 from pannier.runtime.tasks import first_end
 from pannier.runtime.threads import DataThread, StopSignal
+from pannier.runtime.tracing import Tracer, open_tracer
 from pannier.wire import messages as m
 
 IO_THREADS = 4
@@ -64,6 +65,7 @@ class WorkerService(ABC):
         self._worker: Worker | None = None
         self._registration: Registration | None = None
         self._thread: DataThread | None = None
+        self.tracer: Tracer | None = None
 
     @abstractmethod
     async def prepare(self, context: DataContext) -> tuple[Worker, Facts]:
@@ -77,6 +79,7 @@ class WorkerService(ABC):
         if self._network.cores is not None:
             keep_to_cores(self._network.cores)  # before there are threads, which would not be moved
         self.sockets = worker_sockets(self._network)
+        self.tracer = open_tracer(self.role, self.name, self._network.otlp_endpoint)
         self._worker, facts = await self.prepare(self._data)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, in the middle of steps, need not look at it
@@ -112,6 +115,8 @@ class WorkerService(ABC):
             self._worker.close()
         if self._registration is not None:
             self._registration.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
         self._control.term()
         self._data.term()
 

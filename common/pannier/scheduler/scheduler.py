@@ -261,6 +261,12 @@ class Scheduler:
         track = self._track_of(step)
         return None if track is None else track.number
 
+    def sequences_of(self, step: int) -> list[int]:
+        """Whose rows a planned step has; none once it has committed or is lost."""
+        track = self._track_of(step)
+        planned = () if track is None else track.planned
+        return [rows.sequence.number for each in planned if each.step.step == step for rows in each.rows]
+
     def drop(self, lane: int) -> list[int]:
         """All planned steps of the lane are lost; returns their numbers. Only after their fence was acknowledged."""
         track = self._lane(lane)

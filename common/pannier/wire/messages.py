@@ -23,7 +23,7 @@ import msgspec
 from pannier.wire.dtypes import Dtype
 from pannier.wire.parts import Part
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20
@@ -395,6 +395,8 @@ class Step(Message, frozen=True):
     states: tuple[SamplerState, ...]
     """Of the sequences among its samples that this worker hasn't been told of in this session."""
     parts: tuple[Part, ...]
+    traces: tuple[str, ...] = ()
+    """W3C's traceparent of each request among its rows that is traced."""
 
 
 class TopLogprob(Record, frozen=True):
@@ -555,6 +557,8 @@ class BeginStep(Message, frozen=True):
     parts: tuple[Part, ...]
     calls: CallRange | None = None
     """Those that the step makes, of one stage of several, which alone are copied; None: all."""
+    traces: tuple[str, ...] = ()
+    """As the step's."""
 
 
 class Piece(Message, frozen=True):
@@ -721,6 +725,8 @@ class Generate(Message, frozen=True):
     """Seconds after which the request ends with an error; None: never."""
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes."""
+    traceparent: str | None = None
+    """What the request is a part of, in W3C's form; None: nothing that is traced."""
 
 
 class Cancel(Message, frozen=True):

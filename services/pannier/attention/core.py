@@ -18,6 +18,7 @@ from pannier.attention.shard import MakeCache, Shard, ShardStep
 from pannier.ops.kv_cache import KVCache
 from pannier.runtime.errors import DeviceError
 from pannier.runtime.strict import Converted, Guard
+from pannier.runtime.tracing import StepSpans, Tracer
 from pannier.wire import AttentionToCompute, ComputeToAttention, WireError
 from pannier.wire import messages as m
 
@@ -34,6 +35,8 @@ class Lane:
     running: ShardStep | None = None
     pieces: int = 0
     expected_pieces: int | None = None
+    spans: StepSpans | None = None
+    """Of the step under way, in the traces that it is a part of."""
     early: dict[int, list[tuple[ComputeToAttention, Tensors]]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -55,8 +58,10 @@ class AttentionCore:
         pace: Pace | None = None,
         *,
         strict: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         self.device = device
+        self._tracer = tracer
         self._strict = strict
         self._guard: AbstractContextManager[object] = nullcontext()
         self._pace = pace
@@ -137,6 +142,7 @@ class AttentionCore:
             self.counters["stale_frames"] += len(lane.early.pop(step))
         lane.step, lane.pieces, lane.expected_pieces = begin.step, 0, None
         lane.running = self.shard.begin(begin, _block_tables(tensors))
+        lane.spans = StepSpans(self._tracer, "attention", begin.traces) if begin.traces else None
         for message, early_tensors in lane.early.pop(begin.step, ()):
             if lane.running is None:  # complete, and this is one too many
                 self.counters["stale_frames"] += 1
@@ -189,7 +195,9 @@ class AttentionCore:
         """The step is over: acknowledge it once the device has written it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        lane.running = None
+        if lane.spans is not None:
+            lane.spans.end(_said(message) | {"pannier.pieces": lane.pieces})
+        lane.running = lane.spans = None
         self.counters["steps"] += 1
         return m.StepWritten(message.life, message.session, message.step, message.lane), []
 
@@ -198,15 +206,20 @@ class AttentionCore:
             raise WireError(f"step {message.step} is aborted while step {lane.step} is under way")
         lane.early.pop(message.step, None)
         if message.step >= lane.step:
-            lane.step, lane.running = message.step, None
+            self._drop(lane, message, "aborted")
         yield m.StepAborted(message.life, message.session, message.step, message.lane), []
 
     def _fail(self, lane: Lane, message: ComputeToAttention, reason: str) -> Iterable[Reply]:
         """Say why, and forget the step as if it had been aborted."""
         self.counters["failed_steps"] += 1
-        lane.step, lane.running = message.step, None
+        self._drop(lane, message, reason)
         lane.early.pop(message.step, None)
         yield m.StepFailed(message.life, message.session, message.step, message.lane, reason), []
+
+    def _drop(self, lane: Lane, message: ComputeToAttention, reason: str) -> None:
+        if lane.spans is not None:
+            lane.spans.end(_said(message), reason)
+        lane.step, lane.running, lane.spans = message.step, None, None
 
 
 def _early_begin(lane: Lane) -> tuple[m.BeginStep, Tensors] | None:
@@ -217,6 +230,11 @@ def _early_begin(lane: Lane) -> tuple[m.BeginStep, Tensors] | None:
                 del lane.early[step][place]
                 return message, tensors
     return None
+
+
+def _said(message: ComputeToAttention) -> dict[str, int]:
+    """What a span says of its step."""
+    return {"pannier.step": message.step, "pannier.lane": message.lane}
 
 
 def _block_tables(tensors: Tensors) -> list[int]:

@@ -47,7 +47,7 @@ class AttentionService(WorkerService):
         worker = AttentionWorker(
             context,
             config.name,
-            AttentionCore(device, DrawnCache if config.emulate_past else KVCache, pace, strict=config.dtype_strict),
+            AttentionCore(device, DrawnCache if config.emulate_past else KVCache, pace, strict=config.dtype_strict, tracer=self.tracer),
             config.listen,
             self.sockets.gateway,
             config.spin_us,

@@ -81,6 +81,9 @@ def serve(
         str | None,
         typer.Option(metavar="all|control|none", help="What keys are for: all, or all but the links of workers."),
     ] = None,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="A collector that gets OpenTelemetry traces of requests.")
+    ] = None,
     emulate_compute: EmulateCompute = None,
     emulate_attention: EmulateAttention = None,
     emulate_rate: EmulateRate = None,
@@ -126,6 +129,7 @@ def serve(
         insecure=insecure,
         keys=keys,
         encrypt=encrypt,
+        otlp_endpoint=otlp_endpoint,
         emulate_compute=emulate_compute,
         emulate_attention=emulate_attention,
         emulate_rate=emulate_rate,

@@ -12,6 +12,7 @@ from pannier.runtime.errors import ConfigError
 from pannier.runtime.host import host_cores, host_memory
 
 WorkerConfig: TypeAlias = ComputeConfig | AttentionConfig
+EVERY_ROLE = ("insecure", "keys", "encrypt", "otlp_endpoint")
 MAX_WORKERS = 64
 KV_BYTES = 2 << 30
 """For the KV blocks of all attention workers on CPUs together, or a quarter of what is free if that is less: they write
@@ -54,6 +55,7 @@ class ServeOptions:
     insecure: bool = False
     keys: Path | None = None
     encrypt: str | None = None
+    otlp_endpoint: str | None = None
     emulate_compute: str | None = None
     emulate_attention: str | None = None
     emulate_rate: str | None = None
@@ -81,7 +83,7 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
     attention = _attention_devices(options)
     shared = {
         "gateway": f"ipc://{folder}/control",
-        **_named(options, ("insecure", "keys", "encrypt")),
+        **_named(options, EVERY_ROLE),
         "threads": max(1, host_cores() // len([*compute, *attention])),
         "dtype_strict": options.dtype_strict,
         "emulate_attention": options.emulate_attention,
@@ -111,7 +113,7 @@ def _http(options: ServeOptions, gateway: GatewayConfig) -> HttpConfig | None:
         "host": options.http_host,
         "port": options.http_port,
         "api_keys": options.api_keys or None,
-        **_named(options, ("insecure", "keys", "encrypt")),
+        **_named(options, EVERY_ROLE),
     }
     return load(HttpConfig, flags=flags)
 
@@ -137,7 +139,7 @@ def _gateway(options: ServeOptions, folder: Path, compute_workers: int, attentio
     }
     same = (
         "model", "served_model_name", "max_batch_tokens", "max_sequences", "max_waiting", "policy", "prefix_cache",
-        "max_model_len", "block_size", "heads_split", "kv_dtype", "insecure", "keys", "encrypt", "emulate_past",
+        "max_model_len", "block_size", "heads_split", "kv_dtype", "emulate_past", *EVERY_ROLE,
     )  # fmt: skip
     return load(GatewayConfig, flags=flags | _named(options, same))
 

@@ -20,6 +20,7 @@ from pannier.compute.step_run import Inputs, Outcome, PassOn, StepRun
 from pannier.compute.wire_dtype import WireDtype
 from pannier.net.errors import PeerGone
 from pannier.runtime.strict import Converted, Guard
+from pannier.runtime.tracing import StepSpans, Tracer
 from pannier.slicer import WHOLE, SlicedModel, Stage
 from pannier.wire import AttentionToCompute, StageToStage, WireError, WorkerToGatewayData
 from pannier.wire import messages as m
@@ -91,6 +92,7 @@ class ComputeCore:
         device: EmulatedDevice | None = None,
         record: Callable[[Span], None] | None = None,
         strict: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         self.links: dict[str, Link] = {}
         self.counters: Counter[str] = Counter()
@@ -103,6 +105,7 @@ class ComputeCore:
         self._pass_on = pass_on
         self._device = device
         self._record = record
+        self._tracer = tracer
         self._states = SamplerStates(model.vocab_size)
         self._lanes = [Lane() for _ in range(num_lanes)]
         self._connect = connect
@@ -241,8 +244,9 @@ class ComputeCore:
             self._give_up(lane, step, str(error))
             return
         clock = StepClock(step.lane, step.step, time.perf_counter(), self._record)
+        spans = StepSpans(self._tracer, "step", step.traces) if step.traces else None
         lane.run = StepRun(
-            self._model, step, inputs, groups, self.wire_dtype, clock, self._stage, self._pass_on, self._device
+            self._model, step, inputs, groups, self.wire_dtype, clock, self._stage, self._pass_on, self._device, spans
         )
         lane.run.given, lane.awake = lane.given.pop(step.step, None), True
         lane.given = {number: given for number, given in lane.given.items() if number > step.step}
@@ -319,6 +323,9 @@ class ComputeCore:
         times = run.clock.times(time.perf_counter())
         for name in self.step_seconds:
             self.step_seconds[name] += getattr(times, name)
+        if run.spans is not None:
+            parts = {f"pannier.{name}": getattr(times, name) for name in self.step_seconds}
+            run.spans.end({"pannier.step": step.step, "pannier.lane": step.lane, **parts})
         frame = (step.life, step.session, step.step, step.lane)
         if self._stage.is_last:
             self._reply(m.StepDone(*frame, outcome.drawn, outcome.scored, times))
@@ -339,6 +346,8 @@ class ComputeCore:
     def _fail(self, lane: Lane, reason: str) -> None:
         assert lane.run is not None
         lane.run.going.close()
+        if lane.run.spans is not None:
+            lane.run.spans.end({"pannier.step": lane.run.step.step, "pannier.lane": lane.run.step.lane}, reason)
         self._give_up(lane, lane.run.step, reason)
 
     def _give_up(self, lane: Lane, step: m.Step, reason: str) -> None:

@@ -69,6 +69,7 @@ class ComputeService(WorkerService):
             emulation=Emulation.of(config),
             timeline=config.timeline,
             strict=config.dtype_strict,
+            tracer=self.tracer,
         )
         endpoint = "" if stage_link is None else stage_link.endpoint
         return worker, Facts(compute_facts(config, source, loaded, endpoint), attention)

@@ -54,11 +54,11 @@ class Share:
         """Shapes and dtypes of the answer."""
         self._answer: Tensors | None = None
 
-    def begin(self, copies: tuple[m.BlockCopy, ...], calls: m.CallRange | None) -> None:
-        """Tell the worker what the rows of the calls (None: all) will mean."""
+    def begin(self, copies: tuple[m.BlockCopy, ...], calls: m.CallRange | None, traces: tuple[str, ...] = ()) -> None:
+        """Tell the worker what the rows of the calls (None: all) will mean, and what the step is called in traces."""
         own_copies = tuple(copy for copy in copies if copy.group == self.rows.group)
         tables = torch.tensor(self.rows.block_tables, dtype=torch.int32)
-        self.link.send(m.BeginStep(*self._frame, self.rows.segments, own_copies, (), calls), [tables])
+        self.link.send(m.BeginStep(*self._frame, self.rows.segments, own_copies, (), calls, traces), [tables])
 
     def request(self, call: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lse_from: int) -> None:
         """Send q of the query rows with k and v of those that are stored; nothing if no row is answered."""

@@ -17,6 +17,7 @@ from pannier.compute.step_clock import StepClock
 from pannier.compute.wire_dtype import WireDtype
 from pannier.ops.chunk_attention import chunk_attention
 from pannier.ops.merge_partials import merge_partials, merge_sinks
+from pannier.runtime.tracing import StepSpans
 from pannier.slicer import WHOLE, Attend, SlicedModel, Stage
 from pannier.slicer.export import IDS, POSITIONS
 from pannier.slicer.model import Head, Values
@@ -71,8 +72,11 @@ class StepRun:
         stage: Stage = WHOLE,
         pass_on: PassOn | None = None,
         device: EmulatedDevice | None = None,
+        spans: StepSpans | None = None,
     ) -> None:
         self.step = step
+        self.spans = spans
+        """Of the traces that it is a part of, if there are any."""
         self.given: tuple[m.Activations, Tensors] | None = None
         """What the stage before it has passed on, once that is here."""
         self._stage = stage
@@ -99,7 +103,7 @@ class StepRun:
 
     def _run(self) -> Generator[None, None, Outcome]:
         for share in self.shares.values():
-            share.begin(self.step.copies, self._calls)
+            share.begin(self.step.copies, self._calls, () if self.spans is None else self.spans.traces)
         values = yield from self._begin_values()
         yield from self._forward(values)
         for share in self.shares.values():

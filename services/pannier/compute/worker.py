@@ -20,6 +20,7 @@ from pannier.net.shm import SPIN_US, Waiting
 from pannier.runtime.alarm import Alarm
 from pannier.runtime.config import LinkKind
 from pannier.runtime.threads import StopSignal
+from pannier.runtime.tracing import Tracer
 from pannier.slicer import WHOLE, SlicedModel, Stage
 from pannier.wire import Decoder, GatewayToWorkerData, WireError, WorkerToGatewayData, encode
 from pannier.wire import messages as m
@@ -52,6 +53,7 @@ class ComputeWorker:
         emulation: Emulation = Emulation(),
         timeline: Path | None = None,
         strict: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         self._timeline, self._timeline_path = Timeline(), timeline
         record = None if timeline is None else self._timeline.record
@@ -66,6 +68,7 @@ class ComputeWorker:
             device=device,
             record=record,
             strict=strict,
+            tracer=tracer,
         )
         self._stage_link = stage_link
         self._emulation = emulation

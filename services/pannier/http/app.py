@@ -26,7 +26,9 @@ from pannier.http.health import Readiness
 from pannier.http.metrics import Metrics
 from pannier.http.openapi import openapi
 from pannier.http.requests import DetokenizeRequest, TokenizeRequest, read
+from pannier.http.tracing import Traced
 from pannier.runtime.config import HttpConfig
+from pannier.runtime.tracing import Tracer
 
 STATUS_S = 5.0
 PAGE = Path(__file__).parent / "page"
@@ -39,7 +41,9 @@ log = structlog.get_logger()
 class Front:
     """What the routes share: one client of the gateway, and the name of the model that it serves."""
 
-    def __init__(self, client: AsyncClient, config: HttpConfig, status: dict[str, Any]) -> None:
+    def __init__(
+        self, client: AsyncClient, config: HttpConfig, status: dict[str, Any], tracer: Tracer | None = None
+    ) -> None:
         self.metrics = Metrics(status["model"])
         self._client = client
         self._config = config
@@ -47,6 +51,7 @@ class Front:
         self._max_model_len = status["max_model_len"]
         self._created = int(time())
         self._readiness = Readiness(client)
+        self._tracer = tracer
 
     def app(self) -> Starlette:
         """The application."""
@@ -80,6 +85,8 @@ class Front:
                     allow_headers=("*",),
                 ),
             )
+        if self._tracer is not None:
+            guards.append(Middleware(Traced, tracer=self._tracer))  # innermost: who is turned away makes no spans
         handlers: Any = {
             ApiError: self._error,
             ClientError: self._error,

@@ -17,6 +17,7 @@ from pannier.http.metrics import Metrics
 from pannier.http.params import chat_options
 from pannier.http.requests import ChatRequest, read
 from pannier.http.sse import Events, event_response
+from pannier.http.tracing import traceparent_of
 from pannier.http.usage import usage_of
 from pannier.http.vocabulary import Vocabulary
 
@@ -45,6 +46,7 @@ class Chat:
         """The answer. Raises `ApiError`, `ClientError`."""
         request = read(ChatRequest, await http.body())
         options = chat_options(request)
+        options["traceparent"] = traceparent_of(http)
         answer = ChatAnswer(self._model, request, self._vocabulary)
         if request.stream:
             return await event_response(self._events(request, options, answer), self._keep_alive_s)

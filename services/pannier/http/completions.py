@@ -18,6 +18,7 @@ from pannier.http.metrics import Metrics
 from pannier.http.params import completion_options
 from pannier.http.requests import CompletionRequest, read
 from pannier.http.sse import Events, event_response
+from pannier.http.tracing import traceparent_of
 from pannier.http.usage import usage_of
 from pannier.http.vocabulary import Vocabulary
 
@@ -61,6 +62,7 @@ class Completions:
         request = read(CompletionRequest, await http.body())
         answer = Answer(self._model, request, self._vocabulary)
         options = completion_options(request)
+        options["traceparent"] = traceparent_of(http)
         if request.stream:
             return await event_response(self._events(request, options, answer), self._keep_alive_s)
         return await unless_disconnected(http, self._whole(request, options, answer))

@@ -13,7 +13,8 @@ from pannier.client import AsyncClient, ClientError
 from pannier.http.app import Front
 from pannier.net import PortBusy
 from pannier.runtime.config import HttpConfig
-from pannier.runtime.service import run_service
+from pannier.runtime.service import in_thread, run_service
+from pannier.runtime.tracing import Tracer, open_tracer
 
 BACKLOG = 1024
 RETRY_S = 1.0
@@ -36,13 +37,15 @@ class HttpService:
         self._client: AsyncClient | None = None
         self._socket: socket.socket | None = None
         self._server: _Server | None = None
+        self._tracer: Tracer | None = None
 
     async def startup(self) -> None:
-        """Bind, then wait for a gateway that serves. Raises `PortBusy`, and `NetError` for keys."""
+        """Bind, then wait for a gateway that serves. Raises `PortBusy`, `ConfigError`, and `NetError` for keys."""
         config = self._config
+        self._tracer = open_tracer(self.role, config.name, config.otlp_endpoint)
         self._socket = _bind(config.host, config.port)
         self._client = AsyncClient(config.gateway, insecure=config.insecure, keys=config.used_keys)
-        front = Front(self._client, config, await self._first_status(self._client))
+        front = Front(self._client, config, await self._first_status(self._client), self._tracer)
         self._server = _Server(
             uvicorn.Config(
                 front.app(),
@@ -73,6 +76,8 @@ class HttpService:
 
     async def close(self) -> None:
         """Give back the port and the connection."""
+        if self._tracer is not None:
+            await in_thread(self._tracer.close)
         if self._client is not None:
             await self._client.close()
         if self._socket is not None:
