@@ -109,19 +109,21 @@ def test_transformers_gives_what_is_asked_for(peer: str, tiny_model: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_all_engines_run_side_by_side(terminal: Terminal, tiny_model: Path, trace: Path) -> None:
-    """On the lengths of a trace, with a ratio of ours to each of theirs; nothing is left behind."""
+    """On the lengths of a trace, with a ratio of ours to each of theirs, and of two builds of our operators."""
     options = ("--requests", "3", "--trace", str(trace), "--max-length", "60", "--repeats", "1", "--dtype", "float32")
     peers = [part for peer in PEERS for part in ("--against", peer)]
-    ran = terminal.call("bench", "offline", "--model", str(tiny_model), *options, *peers, "--json")
+    ran = terminal.call("bench", "offline", "--model", str(tiny_model), *options, *peers, "--cpu-isa", "none", "--json")
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     engines = {row["engine"] for row in found["rows"] if row["metric"] == "total_tokens_per_s"}
-    assert engines == {"offloaded", "monolithic", *PEERS}
+    assert engines == {"offloaded", "monolithic", "offloaded, none", "monolithic, none", *PEERS}
     metrics = {row["metric"] for row in found["rows"]}
     assert {"total_tokens_per_s", "output_tokens_per_s"} <= metrics
     assert all(row["value"] > 0 for row in found["rows"])
     ratios = {(ratio["of"], ratio["to"]) for ratio in found["ratios"]}
-    assert {("monolithic", peer) for peer in PEERS} <= ratios
+    assert {("monolithic", other) for other in (*PEERS, "monolithic, none", "offloaded, none")} <= ratios
+    assert found["settings"]["offloaded, none"] == {"PANNIER_CPU_ISA": "none"}
+    assert "no compiled attention" in ran.stderr
     assert found["settings"]["transformers-continuous"]["attn_implementation"]
     assert "max_batch_tokens" in ran.stdout.splitlines()[-2]
     assert terminal.left() == []
@@ -163,10 +165,15 @@ def test_budgets_for_kv_are_compared_with_offloaded(terminal: Terminal, tiny_mod
 
 
 def test_budgets_are_compared_with_no_other_engine() -> None:
-    ran = CliRunner().invoke(
-        app, ["bench", "offline", "--model", "embedded", "--kv-budget", "16MB", "--against", "transformers"]
-    )
+    for other in (("--against", "transformers"), ("--cpu-isa", "none")):
+        ran = CliRunner().invoke(app, ["bench", "offline", "--model", "embedded", "--kv-budget", "16MB", *other])
+        assert ran.exit_code == typer.BadParameter.exit_code
+
+
+def test_a_build_of_the_operators_that_is_not_there_is_refused_before_anything_runs() -> None:
+    ran = CliRunner().invoke(app, ["bench", "offline", "--model", "embedded", "--cpu-isa", "sse9"])
     assert ran.exit_code == typer.BadParameter.exit_code
+    assert "known are" in ran.output
 
 
 def test_no_repeat_has_the_prompts_of_another_or_of_the_warm_up() -> None:

@@ -51,6 +51,11 @@ def test_the_scheduler_says_how_many_fit(blocks: int, batch: int) -> None:
     assert found.batch == batch
 
 
+def test_those_that_would_be_preempted_do_not_count() -> None:
+    """Five prompts of 8 blocks fit into 43; that each takes a ninth in the end does not."""
+    assert predict(CLOCK, setup(43), 20, 500, 64).batch == 4
+
+
 def test_the_clock_says_how_fast_they_are() -> None:
     """With one lane a step takes the sum of its parts; two lanes with half the rows each overlap."""
     one = predict(CLOCK, setup(43), 20, 480, 32)

@@ -73,16 +73,17 @@ class Prediction:
     """What a stack will do when many requests of one kind come at once."""
 
     batch: int
-    """Requests that run at once."""
+    """Requests that run at once, none of which is preempted."""
     tokens_per_s: float
     """While so many decode."""
 
 
 def predict(clock: MeasuredClock, setup: Setup, requests: int, prompt: int, output: int) -> Prediction:
-    """Let the scheduler say how many of so many requests run at once, and the clock how fast these decode."""
+    """Let the scheduler say how many of so many requests run at once to their end, and the clock how fast they do."""
     asked = TraceRequest(0.0, prompt, output)
     batch = simulate([asked] * requests, setup, clock).peak_running
-    alone = simulate([asked] * batch, setup, clock)
+    while (alone := simulate([asked] * batch, setup, clock)).preemptions:
+        batch -= 1  # begun at once, but there were no blocks for all of their tokens
     return Prediction(batch, batch / alone.tpot_s.mean)
 
 

@@ -50,6 +50,14 @@ def offline(
             "decode as fit, and predict it before.",
         ),
     ] = None,
+    cpu_isa: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Time our stacks with this build of the attention operators, too: generic, avx2 and so on, or "
+            "'none' for torch's operators; may be repeated.",
+        ),
+    ] = None,
     lanes: Annotated[int | None, typer.Option(help="As in `serve`.")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float32 or float16, for every engine.")] = "bfloat16",
     max_batch_tokens: Annotated[int | None, typer.Option(help="As in `serve`.")] = None,
@@ -68,22 +76,40 @@ def offline(
     )
     offloaded = replace(options, attention=attention, attention_memory=attention_memory)
     load = Load.equal(requests, input, output) if trace is None else Load.of_trace(trace, requests, max_length)
-    base = peers or ("monolithic",)
+    isas = _isas(cpu_isa or [])
+    base = (*(peers or ("monolithic",)), *(f"{kind}, {isa}" for isa in isas for kind in ("monolithic", "offloaded")))
     if kv_budget is not None:
-        if peers or trace is not None:
-            raise typer.BadParameter("goes with neither --against nor --trace", param_hint="--kv-budget")
+        if peers or isas or trace is not None:
+            raise typer.BadParameter("goes with none of --against, --cpu-isa and --trace", param_hint="--kv-budget")
         alone = budgets(options, kv_budget)
         report, base = asyncio.run(compare(offloaded, alone, load, repeats)), tuple(alone)
         print_budgets(report)
     else:
-        report = asyncio.run(_measure(offloaded, replace(options, monolithic=True), peers, load, repeats))
+        report = asyncio.run(_measure(offloaded, replace(options, monolithic=True), peers, isas, load, repeats))
         report.print(*base)
     if as_json:
         print(report.to_json(*base))
 
 
+def _isas(named: list[str]) -> tuple[str, ...]:
+    """Raises `BadParameter` for a build that isn't known, and for one that this processor can't run."""
+    from pannier.ops.native import available, choose, cpu_flags
+
+    for name in named:
+        try:
+            choose(name, cpu_flags(), available())
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--cpu-isa") from error
+    return tuple(dict.fromkeys(named))
+
+
 async def _measure(
-    offloaded: "ServeOptions", monolithic: "ServeOptions", peers: tuple[str, ...], load: Load, repeats: int
+    offloaded: "ServeOptions",
+    monolithic: "ServeOptions",
+    peers: tuple[str, ...],
+    isas: tuple[str, ...],
+    load: Load,
+    repeats: int,
 ) -> Report:
     options, vocabulary = offloaded, vocab_size(offloaded.model)
     found: dict[str, list[Timing]] = {}
@@ -92,6 +118,10 @@ async def _measure(
             "offloaded": await running.enter_async_context(stack(offloaded)),
             "monolithic": await running.enter_async_context(stack(monolithic)),
         }
+        for isa in isas:
+            for kind, chosen in (("offloaded", offloaded), ("monolithic", monolithic)):
+                engine = await running.enter_async_context(stack(chosen, PANNIER_CPU_ISA=isa))
+                engines[f"{kind}, {isa}"] = engine
         for peer in peers:
             assert options.dtype is not None
             engines[peer] = await running.enter_async_context(transformers(peer, options.model, options.dtype))

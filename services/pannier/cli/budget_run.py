@@ -71,16 +71,27 @@ class Budgeted:
         return Sample(rows, rows * (context - CALIBRATION_TOKENS / 2), Parts(compute_s, attention_s, rest_s))
 
     async def fill(self, load: Load, expected: int) -> int:
-        """How many of the load's requests run at once; their prompts are computed when it returns, and cached.
+        """How many of the load's requests run at once to their end; their prompts are cached when it returns.
 
-        It is tried with one more than expected, which has to wait.
+        It is tried with one more than expected, which has to wait. Of those that begin at once some may be preempted
+        later, when there are no blocks for the tokens of all.
         """
         asks = load.asks(0, self.vocabulary)
         await self.running.work(_first_tokens(self.running.client, asks[:expected]))
         batch = await self.running.work(_at_once(self.running.client, asks[: expected + 1]))
         if batch > expected:
             return await self.fill(load, batch)
+        while await self._preempts(asks[:batch]):
+            batch -= 1
         return batch
+
+    async def _preempts(self, asks: list[Ask]) -> bool:
+        """Whether one of these is preempted, once the prompts are back that others may have evicted."""
+        counts = []
+        for _ in range(2):
+            await self.running.work(run(self.running.client, asks))
+            counts.append((await self.running.client.status())["preemptions"])
+        return len(set(counts)) > 1
 
     async def time(self, load: Load, batch: int) -> Window:
         """One repeat with so many requests, the same ones each time."""

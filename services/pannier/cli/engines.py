@@ -61,14 +61,14 @@ class Timing:
 
 
 @asynccontextmanager
-async def stack(options: "ServeOptions") -> AsyncIterator[Engine]:
+async def stack(options: "ServeOptions", **workers_environment: str) -> AsyncIterator[Engine]:
     """Our stack, ready, as an engine."""
-    async with running(options) as stack:
+    async with running(options, **workers_environment) as stack:
 
         async def run(asks: list[Ask]) -> Arrivals:
             return await stack.work(_ask_stack(stack.client, asks))
 
-        yield Engine(run)
+        yield Engine(run, dict(workers_environment))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(options: "ServeOptions") -> AsyncIterator[Running]:
+async def running(options: "ServeOptions", **workers_environment: str) -> AsyncIterator[Running]:
     """Our stack, from when it is ready."""
     from pannier.cli.display import Display
     from pannier.cli.run_folder import run_folder
@@ -102,7 +102,7 @@ async def running(options: "ServeOptions") -> AsyncIterator[Running]:
     with run_folder() as folder, Display() as display:
         planned = plan(options, folder)
         async with (
-            Children(commands(planned, folder), display.line, drain_s=1.0) as children,
+            Children(commands(planned, folder, workers_environment), display.line, drain_s=1.0) as children,
             AsyncClient(planned.gateway.client_endpoint) as client,
         ):
 

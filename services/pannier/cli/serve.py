@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,12 +75,13 @@ async def _asked(stop: StopRequests) -> None:
     await asyncio.wait((stop.first,))
 
 
-def commands(stack: Stack, folder: Path) -> list[Command]:
+def commands(stack: Stack, folder: Path, workers_environment: Mapping[str, str] | None = None) -> list[Command]:
     """The front is stopped first, then the gateway: its requests need the workers to finish."""
+    environment = workers_environment or {}
     return [
-        *([] if stack.http is None else [_command(stack.http, "http", folder, rank=-1, threads=1)]),
-        _command(stack.gateway, "gateway", folder, rank=0, threads=1),
-        *(_command(worker, worker.name, folder, rank=1, threads=worker.threads or 1) for worker in stack.workers),
+        *([] if stack.http is None else [_command(stack.http, "http", folder, {}, rank=-1, threads=1)]),
+        _command(stack.gateway, "gateway", folder, {}, rank=0, threads=1),
+        *(_command(each, each.name, folder, environment, rank=1, threads=each.threads or 1) for each in stack.workers),
     ]
 
 
@@ -88,6 +89,7 @@ def _command(
     config: GatewayConfig | ComputeConfig | AttentionConfig | HttpConfig,
     name: str,
     folder: Path,
+    environment: Mapping[str, str],
     *,
     rank: int,
     threads: int,
@@ -95,9 +97,10 @@ def _command(
     file = folder / f"{name}.toml"
     file.write_text(to_toml(config))
     arguments = [sys.executable, "-m", "pannier.cli", config.role, "--config", str(file), "--supervised"]
-    environment = {
+    variables = {
         # Set before torch is imported: OpenMP makes its pool once. A user's own setting stays.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "TQDM_DISABLE": "1",  # libraries' progress bars; ours are events
+        **environment,
     }
-    return Command(name, arguments, rank, environment)
+    return Command(name, arguments, rank, variables)
