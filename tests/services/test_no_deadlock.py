@@ -21,7 +21,7 @@ def test_no_deadlock(link: str) -> None:
     """
     roots = os.pathsep.join(str(ROOT / folder) for folder in ("services", "common", "kernels"))
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "bench_deadlock.py"), "--seconds", "5", "--link", link, "--json"],
+        [sys.executable, str(ROOT / "scripts" / "bench_deadlock.py"), "--seconds", "2", "--link", link, "--json"],
         capture_output=True,
         text=True,
         check=False,
