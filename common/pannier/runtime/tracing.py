@@ -1,7 +1,7 @@
 """Traces: spans of a request in every process that it passes, for an OpenTelemetry collector. Off unless asked for.
 
-A process names its span to the next one as W3C's `traceparent`, which messages carry. What is not sampled has no name,
-so nobody further on makes spans of it. Spans are sent in the background; where a collector is slow they are dropped.
+A process names its span to the next one as W3C's `traceparent`, which messages carry. The name says whether the trace
+is sampled; of what is not, workers hear nothing. Spans are sent in the background, or dropped if a collector is slow.
 """
 
 import os
@@ -57,26 +57,27 @@ class Tracer:
         service = os.environ.get("OTEL_SERVICE_NAME") or f"pannier-{role}"
         resource = Resource.create({"service.name": service, "service.instance.id": name})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self._exporter = OTLPSpanExporter(endpoint=url)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("pannier")
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(
-        self, name: str, parent: str | None, *, kind: Literal["server", "internal"] = "internal"
-    ) -> "Span | None":
-        """A span from now on, of the trace that `parent` names or of a new one; None if that is not sampled."""
+    def begin(self, name: str, parent: str | None, kind: Literal["server", "internal"] = "internal") -> "Span":
+        """A span from now on, of the trace that `parent` names or of a new one."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
         context = Context() if parent is None else self._propagator.extract({"traceparent": parent}, Context())
-        span = self._tracer.start_span(name, context, SpanKind[kind.upper()])
-        return Span(span) if span.is_recording() else None
+        return Span(self._tracer.start_span(name, context, SpanKind[kind.upper()]))
 
     def close(self) -> None:
         """Send what there is, if a collector takes it soon."""
         sending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         sending.start()
         sending.join(FLUSH_S)
+        if sending.is_alive():
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # it tries again and again
+            sending.join(FLUSH_S)
 
 
 class Span:
@@ -87,6 +88,8 @@ class Span:
         context = span.get_span_context()
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
         """Its name for whoever goes on."""
+        self.is_sampled = context.trace_flags.sampled
+        """Whether anybody will see it."""
 
     def event(self, name: str) -> None:
         """Something has happened in it."""
@@ -106,8 +109,7 @@ class StepSpans:
     """A step's spans, one in the trace of each of its requests that is traced; without a tracer names are passed on."""
 
     def __init__(self, tracer: Tracer | None, name: str, traces: Iterable[str]) -> None:
-        begun = () if tracer is None else [tracer.begin(name, parent) for parent in traces]
-        self._spans = [span for span in begun if span is not None]
+        self._spans = () if tracer is None else tuple(tracer.begin(name, parent) for parent in traces)
         self.traces = tuple(traces) if tracer is None else tuple(span.traceparent for span in self._spans)
         """What the step is called further on."""
 

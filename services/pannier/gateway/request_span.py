@@ -23,7 +23,7 @@ class RequestSpan:
     def begin(cls, tracer: Tracer | None, message: m.Generate) -> "RequestSpan | None":
         """Of a request that is admitted; None if nobody traces it."""
         span = None if tracer is None else tracer.begin("generate", message.traceparent)
-        return None if span is None else cls(span, message)
+        return None if span is None or not span.is_sampled else cls(span, message)
 
     def step(self) -> str | None:
         """What the next of its steps is called in this trace; None once enough are traced."""
