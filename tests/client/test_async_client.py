@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from pannier.client import AsyncClient, ClientClosed, Delta, RequestFailed, TimedOut, Unreachable, Usage
+from pannier.client import AsyncClient, AsyncStream, ClientClosed, Delta, RequestFailed, TimedOut, Unreachable, Usage
 from pannier.wire.messages import ChatMessage, Failed, Generate, Message
 
 pytestmark = pytest.mark.timeout(30)
@@ -190,6 +190,23 @@ def test_leaving_the_block_cancels(quiet: Gateway) -> None:
             request = (await wait_for(quiet.next_request)).request
         assert await wait_for(quiet.next_cancel) == request
         assert [chunk async for chunk in stream] == []
+
+    run(quiet.endpoint, main)
+
+
+def test_who_reads_a_stream_that_another_task_closes_is_not_left_waiting(quiet: Gateway) -> None:
+    """It ends, as if there were no more."""
+
+    async def read(stream: AsyncStream) -> list[str]:
+        return [each.text async for each in stream]
+
+    async def main(client: AsyncClient) -> None:
+        stream = client.stream("x")
+        async with background(read(stream)) as texts:
+            request = (await wait_for(quiet.next_request)).request
+            stream.close()
+            assert await texts == []
+            assert await wait_for(quiet.next_cancel) == request
 
     run(quiet.endpoint, main)
 

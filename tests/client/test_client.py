@@ -106,6 +106,17 @@ def test_what_no_message_can_carry_is_refused_at_once(gateway: Gateway, prompt: 
         assert client.complete("as before").text == "as before"
 
 
+def test_who_reads_a_stream_that_another_thread_closes_is_not_left_waiting(quiet: Gateway) -> None:
+    """It ends, as if there were no more."""
+    with Client(quiet.endpoint) as client, ThreadPoolExecutor(1) as pool:
+        stream = client.stream("x")
+        request = quiet.next_request().request
+        chunks = pool.submit(list, stream)
+        stream.close()
+        assert chunks.result() == []
+        assert quiet.next_cancel() == request
+
+
 def test_log_probabilities_come_with_their_tokens(quiet: Gateway) -> None:
     """In the order of the tokens."""
     logprobs = tuple(TokenLogprob(token, -0.5, (TopLogprob(token, -0.5),)) for token in (4, 5))

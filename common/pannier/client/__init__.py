@@ -8,11 +8,12 @@
 """
 
 from pannier.client.async_client import AsyncClient, AsyncStream
-from pannier.client.client import DEFAULT_ENDPOINT, Client, Stream
+from pannier.client.client import DEFAULT_ENDPOINT, NO_EMBEDDINGS, Client, Stream
 from pannier.client.completion import Completion, CompletionOutput
 from pannier.client.errors import (
     ClientClosed,
     ClientError,
+    NotServed,
     ProtocolMismatch,
     ReaderTooSlow,
     RequestFailed,
@@ -24,6 +25,7 @@ from pannier.wire.messages import ChatMessage, Delta, Guide, GuideKind, TokenLog
 
 __all__ = [
     "DEFAULT_ENDPOINT",
+    "NO_EMBEDDINGS",
     "AsyncClient",
     "AsyncStream",
     "ChatMessage",
@@ -35,6 +37,7 @@ __all__ = [
     "Delta",
     "Guide",
     "GuideKind",
+    "NotServed",
     "Options",
     "Params",
     "Prompt",

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, TypeVar, Unpack
 
-from pannier.client.client import CONNECT_TIMEOUT_S, DEFAULT_ENDPOINT
+from pannier.client.client import CONNECT_TIMEOUT_S, DEFAULT_ENDPOINT, NO_EMBEDDINGS
 from pannier.client.completion import Completion, join
-from pannier.client.errors import TimedOut
+from pannier.client.errors import ClientClosed, ClientError, NotServed, TimedOut
 from pannier.client.inbox import Inbox, Taken
 from pannier.client.line import Line, Question, new_request
 from pannier.client.params import (
@@ -20,7 +20,10 @@ from pannier.client.params import (
     completion_request,
     tokenize_question,
 )
+from pannier.client.retry import is_passing, pauses
 from pannier.wire.messages import Delta, Detokenize, GetStatus, Status, Tokens, TokenText
+
+T = TypeVar("T")
 
 
 class AsyncClient:
@@ -36,15 +39,21 @@ class AsyncClient:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         insecure: bool = False,
         keys: str | os.PathLike[str] | None = None,
+        retries: int = 0,
     ) -> None:
         self._line = Line(endpoint, connect_timeout_s, insecure, keys)
+        self._retries = retries
 
     async def complete(
         self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Completion:
         """Continue a text, or token ids."""
-        async with self.stream(prompt, model=model, timeout_s=timeout_s, **options) as chunks:
-            return join([chunk async for chunk in chunks])
+
+        async def once(left_s: float | None) -> Completion:
+            async with self.stream(prompt, model=model, timeout_s=left_s, **options) as chunks:
+                return join([chunk async for chunk in chunks])
+
+        return await self._retried(once, timeout_s)
 
     def stream(
         self, prompt: Prompt, *, model: str | None = None, timeout_s: float | None = None, **options: Unpack[Options]
@@ -61,8 +70,13 @@ class AsyncClient:
         **options: Unpack[Options],
     ) -> Completion:
         """The model's turn in a conversation."""
-        async with self.chat_stream(messages, model=model, timeout_s=timeout_s, **options) as chunks:
-            return join([chunk async for chunk in chunks])
+        turns = tuple(messages)
+
+        async def once(left_s: float | None) -> Completion:
+            async with self.chat_stream(turns, model=model, timeout_s=left_s, **options) as chunks:
+                return join([chunk async for chunk in chunks])
+
+        return await self._retried(once, timeout_s)
 
     def chat_stream(
         self,
@@ -75,33 +89,57 @@ class AsyncClient:
         """The model's turn in a conversation, in chunks as they come. The request is sent at once."""
         return AsyncStream(self._line, chat_request(messages, model, options), timeout_s)
 
+    async def embeddings(self, *_given: object, **_options: object) -> NoReturn:
+        """Refused. Raises `NotServed`."""
+        raise NotServed(NO_EMBEDDINGS)
+
     async def tokenize(
         self, text: str | Iterable[Turn], *, add_special_tokens: bool = True, timeout_s: float | None = None
     ) -> tuple[int, ...]:
         """Token ids of a text, or of a conversation up to the model's turn."""
-        answer = await self._ask(tokenize_question(text, add_special_tokens), timeout_s)
+        answer = await self._ask(lambda: tokenize_question(text, add_special_tokens), timeout_s)
         assert isinstance(answer, Tokens)
         return answer.tokens
 
     async def detokenize(self, tokens: Iterable[int], *, timeout_s: float | None = None) -> TokenText:
         """The text of token ids, of all together and of each."""
-        answer = await self._ask(Detokenize(new_request(), tuple(tokens)), timeout_s)
+        numbers = tuple(tokens)
+        answer = await self._ask(lambda: Detokenize(new_request(), numbers), timeout_s)
         assert isinstance(answer, TokenText)
         return answer
 
     async def status(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """The whole stack as plain data."""
-        answer = await self._ask(GetStatus(new_request()), timeout_s)
+        answer = await self._ask(lambda: GetStatus(new_request()), timeout_s)
         assert isinstance(answer, Status)
         return answer.status
 
-    async def _ask(self, question: Question, timeout_s: float | None) -> Taken:
-        """One question with one answer."""
-        answers = AsyncAnswers(self._line, question, timeout_s)
-        try:
-            return await answers.take()
-        finally:
-            answers.close()
+    async def _ask(self, question: Callable[[], Question], timeout_s: float | None) -> Taken:
+        """One question with one answer; every time that it is asked it has a name of its own."""
+
+        async def once(left_s: float | None) -> Taken:
+            answers = AsyncAnswers(self._line, question(), left_s)
+            try:
+                return await answers.take()
+            finally:
+                answers.close()
+
+        return await self._retried(once, timeout_s)
+
+    async def _retried(self, once: Callable[[float | None], Awaitable[T]], timeout_s: float | None) -> T:
+        """The first answer, of as many tries as are allowed within the time."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        left_s = timeout_s
+        for pause_s in pauses(self._retries):
+            try:
+                return await once(left_s)
+            except ClientError as error:
+                if not is_passing(error) or (deadline is not None and loop.time() + pause_s >= deadline):
+                    raise
+            await asyncio.sleep(pause_s)
+            left_s = None if deadline is None else deadline - loop.time()
+        return await once(left_s)
 
     async def close(self) -> None:
         """End all requests and the connection; again is fine."""
@@ -149,20 +187,24 @@ class AsyncAnswers:
             raise TimedOut(f"the answer took longer than {self._timeout_s:g} s") from error
 
     def close(self) -> None:
-        """Cancel the request unless it has ended; again is fine."""
+        """Cancel the request unless it has ended, and end who waits for more of it; again is fine."""
         if not self._ended:
-            self._ended = True
-            self._line.cancel(self._request)
+            self._cancel()
+            self._inbox.put(ClientClosed("the stream is closed"))
+
+    def _cancel(self) -> None:
+        self._ended = True
+        self._line.cancel(self._request)
 
     def __del__(self) -> None:
-        if hasattr(self, "_ended"):
-            self.close()
+        if hasattr(self, "_ended") and not self._ended:
+            self._cancel()  # nobody is left who could wait
 
 
 class AsyncStream(AsyncAnswers):
     """The chunks of one answer, the last of which has the usage. Leaving it early cancels the request.
 
-    Raises as `Client` says. Only one task may read it.
+    Raises as `Client` says. Only one task may read it; any may close it.
     """
 
     def __aiter__(self) -> Self:
@@ -173,11 +215,13 @@ class AsyncStream(AsyncAnswers):
             raise StopAsyncIteration
         try:
             answer = await self.take()
-        except BaseException:
+        except BaseException as error:
+            if self._ended and isinstance(error, ClientClosed):
+                raise StopAsyncIteration from None
             self.close()
             raise
         assert isinstance(answer, Delta)
-        self._ended = answer.usage is not None
+        self._ended = self._ended or answer.usage is not None
         return answer
 
     async def aclose(self) -> None:

@@ -8,6 +8,7 @@
     ├── TimedOut         the answer took longer than the caller wanted to wait
     ├── ReaderTooSlow    the caller left too much of a stream unread
     ├── ProtocolMismatch what answers is no gateway of this version
+    ├── NotServed        Pannier does nothing of the kind
     └── ClientClosed     the client was closed
 """
 
@@ -50,6 +51,10 @@ class ReaderTooSlow(ClientError):
 
 class ProtocolMismatch(ClientError):
     """Raised when what comes from the endpoint is no answer that this version knows."""
+
+
+class NotServed(ClientError):
+    """Raised for what other servers do and Pannier doesn't."""
 
 
 class ClientClosed(ClientError):

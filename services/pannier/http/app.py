@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from pannier.client import AsyncClient, ClientError
+from pannier.client import NO_EMBEDDINGS, AsyncClient, ClientError
 from pannier.http.chat import Chat
 from pannier.http.completions import Completions
 from pannier.http.disconnect import CLIENT_CLOSED_REQUEST
@@ -61,6 +61,7 @@ class Front:
             _post("/v1/chat/completions", Chat(*shared)),
             _get("/v1/models", self._models),
             _get("/v1/models/{model:path}", self._one_model),
+            _post("/v1/embeddings", self._embeddings),
             _post("/tokenize", self._tokenize),
             _post("/detokenize", self._detokenize),
             _get("/version", self._version),
@@ -119,6 +120,9 @@ class Front:
             "parent": None,
             "max_model_len": self._max_model_len,
         }
+
+    async def _embeddings(self, _: Request) -> Response:
+        raise ApiError(404, NO_EMBEDDINGS, code="not_served")
 
     async def _tokenize(self, http: Request) -> Response:
         request = read(TokenizeRequest, await http.body())
