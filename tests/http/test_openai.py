@@ -4,7 +4,9 @@ import asyncio
 import json
 import math
 import re
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
 import openai
@@ -16,6 +18,8 @@ from tests.http.conftest import KEY, Front
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 MODEL = "embedded"
+FULL = 64
+"""Requests that may wait there."""
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +152,32 @@ def test_errors_have_the_classes_that_the_client_knows(front: Front, client: Ope
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.models.list()
+
+
+def test_a_full_house_is_a_429_after_which_the_client_comes_back(front: Front) -> None:
+    """With the header that says when; it is served as soon as there is room."""
+
+    def ask(retries: int) -> str:
+        with OpenAI(base_url=f"{front.url}/v1", api_key=KEY, max_retries=retries) as client:
+            return client.completions.create(model=MODEL, prompt="In the", max_tokens=4).choices[0].text
+
+    crowd = [front.client.stream([5, number], max_tokens=900, ignore_eos=True) for number in range(160)]
+    try:
+        deadline = time.monotonic() + 30
+        while front.client.status()["requests"]["waiting"] < FULL:
+            assert time.monotonic() < deadline
+        with pytest.raises(openai.RateLimitError) as full:
+            ask(0)
+        assert full.value.response.headers["retry-after"] == "1"
+        with ThreadPoolExecutor(1) as pool:
+            patient = pool.submit(ask, 5)
+            time.sleep(0.2)  # so that it is turned away first
+            for each in crowd:
+                each.close()
+            assert patient.result()
+    finally:
+        for each in crowd:
+            each.close()
 
 
 def test_many_at_once_from_the_asynchronous_client(front: Front) -> None:
