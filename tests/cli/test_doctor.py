@@ -1,6 +1,9 @@
 """`pannier doctor` finds what is wrong, and says what to do."""
 
+import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,10 @@ from pannier.cli.findings import (
     check_stack,
     worst,
 )
+from pannier.client import Client
 from pannier.net.keys import make_keys
 from pannier.ops import native
+from tests.cli.terminal import Terminal
 from tests.e2e.models import save_random_model
 from tests.e2e.stack import Stack, running_stack
 
@@ -57,6 +62,9 @@ def test_a_full_disk_and_a_folder_that_is_not_ours(tmp_path: Path) -> None:
     assert one(check_cache(folder), "cache").level == "ok"
     full = one(check_cache(folder, free=lambda _: 1 << 20), "cache")
     assert (full.level, "1 MiB" in full.said, "make room" in full.advice) == ("error", True, True)
+    (tmp_path / "file").touch()
+    beneath = one(check_cache(tmp_path / "file" / "cache"), "cache")
+    assert (beneath.level, "can't be written to" in beneath.said) == ("error", True)
     assert findings.cache_folder().name
 
 
@@ -80,19 +88,44 @@ def test_a_stack_in_order(stack: Stack) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_port(stack: Stack) -> None:
-    """Nobody there, and somebody who is no gateway for clients."""
+    """Nobody there, the gateway's door for workers, and an HTTP server."""
     nobody = one(check_stack(f"ipc://{stack.folder}/nobody", None, insecure=False), "gateway")
     assert (nobody.level, "client_endpoint" in nobody.advice) == ("error", True)
     other = one(check_stack(stack.control, None, insecure=False), "gateway")
-    assert other.level == "error"
+    assert (other.level, "client_endpoint" in other.advice) == ("error", True)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        front = one(check_stack(f"tcp://127.0.0.1:{http.server_address[1]}", None, insecure=False), "gateway")
+        http.shutdown()
+    assert (front.level, "HTTP" in front.advice) == ("error", True)
+
+
+@pytest.mark.slow
+def test_keys_where_the_gateway_has_none(stack: Stack, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["alice"])
+    finding = one(check_stack(stack.endpoint, tmp_path / "keys" / "alice", insecure=False), "gateway")
+    assert (finding.level, "key" in finding.advice) == ("error", True)
 
 
 @pytest.mark.slow
 def test_a_wrong_key(stack: Stack, tmp_path: Path) -> None:
-    """Of a client whom the gateway doesn't know."""
-    make_keys(tmp_path / "keys", ["stranger"])
-    finding = one(check_stack(stack.endpoint, tmp_path / "keys" / "stranger", insecure=False), "gateway")
-    assert (finding.level, "key" in finding.advice) == ("error", True)
+    """No key at all, another gateway's, and one that this gateway doesn't know; with the right one it answers."""
+    keys, others = tmp_path / "keys", tmp_path / "others"
+    make_keys(keys, ["alice"])
+    make_keys(others, ["mallory", "eve"])
+    (others / "mallory" / "gateway.public").write_bytes((keys / "gateway.public").read_bytes())
+    guarded = Stack(tmp_path, keys=keys)
+    guarded.gateway(stack.folder.parent / "model")
+    try:
+        with Client(guarded.endpoint, connect_timeout_s=60, keys=keys / "alice") as client:
+            client.status()
+        for given, words in ((None, "--keys"), (others / "mallory", "public key"), (others / "eve", "public key")):
+            finding = one(check_stack(guarded.endpoint, given, insecure=False), "gateway")
+            assert (finding.level, words in finding.advice) == ("error", True), (given, finding)
+        answers = next(check_stack(guarded.endpoint, keys / "alice", insecure=False))
+        assert (answers.what, answers.level) == ("gateway", "ok")
+    finally:
+        guarded.stop()
 
 
 @pytest.mark.slow
@@ -113,3 +146,14 @@ def test_a_worker_with_another_model(stack: Stack, tmp_path: Path) -> None:
     finding = one(check_stack(stack.endpoint, None, insecure=False), "compute-9")
     assert finding.level == "error"
     assert "give both the same model" in finding.said
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_what_it_found(terminal: Terminal) -> None:
+    """Nobody listens: status 1, the same said as JSON and as text, with what to do."""
+    as_json = terminal.call("doctor", "--json")
+    (found,) = [each for each in json.loads(as_json.stdout)["findings"] if each["what"] == "gateway"]
+    assert (as_json.returncode, found["level"]) == (1, "error")
+    as_text = terminal.call("doctor")
+    assert (as_text.returncode, "is a stack running there?" in as_text.stdout) == (1, True)
+    assert terminal.call("doctor", "--here").returncode == 0
