@@ -42,9 +42,22 @@ def test_memory_has_units() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "tokens"), [("300", 300), (300, 300), ("4k", 4000), ("4K", 4096), ("auto", None), (-1, None)]
+)
+def test_lengths_are_said_as_to_vllm(given: object, tokens: int | None) -> None:
+    assert load(GatewayConfig, flags={"model": "m", "max_model_len": given}, environ={}).max_model_len == tokens
+
+
+@pytest.mark.parametrize(
     ("kind", "values", "sentence"),
     [
         (GatewayConfig, {}, "gateway needs the setting 'model'"),
+        (GatewayConfig, {"model": "m", "max_model_len": "4M"}, "max_model_len is '4M'; it must be a valid integer"),
+        (
+            GatewayConfig,
+            {"model": "m", "max_model_len": 1},
+            "max_model_len is 1; it must be greater than or equal to 2",
+        ),
         (GatewayConfig, {"model": "m", "max_batch_tokens": 0}, "max_batch_tokens is 0; it must be greater than 0"),
         (
             GatewayConfig,

@@ -50,6 +50,19 @@ EmulatedTime: TypeAlias = Annotated[
     tuple[Annotated[float, Field(ge=0)], ...], BeforeValidator(_listed), Field(min_length=1, max_length=2)
 ]
 """Of one lane-step on a device that isn't there, as in "20,5": milliseconds, and microseconds for every row."""
+
+
+def _tokens(value: object) -> object:
+    """Lengths as vLLM takes them: "4k" is 4,000 and "4K" 4,096; "auto" and -1 are None."""
+    if value in ("auto", "-1", -1):
+        return None
+    if isinstance(value, str) and value[-1:] in ("k", "K") and value[:-1].isdecimal():
+        return int(value[:-1]) * (1000 if value.endswith("k") else 1024)
+    return value
+
+
+MaxModelLen: TypeAlias = Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_tokens)]
+"""Tokens of prompt and completion together; None: as many as the model's window and the KV cache allow."""
 Endpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
 TcpEndpoint: TypeAlias = Annotated[str, StringConstraints(pattern=r"^tcp://.+:\d+$")]
 HttpUrl: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://.+$")]
@@ -136,8 +149,7 @@ class GatewayConfig(RoleConfig):
     """Who goes first: who came first, or who has the smaller priority number."""
     prefix_cache: bool = True
     """Keep the KV blocks of what was computed, and share them among prompts that begin alike."""
-    max_model_len: Annotated[int, Field(ge=2)] | None = None
-    """Tokens of prompt and completion together; None: the model's window."""
+    max_model_len: MaxModelLen = None
     block_size: Literal[16, 32, 64] = 64
     """Tokens per KV block."""
     emulate_past: bool = False
@@ -170,7 +182,7 @@ class ComputeConfig(RoleConfig):
     dtype_strict: bool = False
     """Fail a step in which weights, K, V or what links carry are converted, instead of counting that."""
     lanes: Annotated[int, Field(ge=1, le=8)] = 2
-    max_model_len: Annotated[int, Field(ge=2)] | None = None
+    max_model_len: MaxModelLen = None
     """Freezes rotary variants that depend on the longest position; None: the model's window."""
     threads: PositiveInt | None = None
     """CPU threads of the slices; None: torch's choice."""

@@ -63,7 +63,9 @@ def serve(
     prefix_cache: Annotated[
         bool | None, typer.Option("--prefix-cache/--no-prefix-cache", help="Share the KV of prompts that begin alike.")
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and completion together.")] = None,
+    max_model_len: Annotated[
+        str | None, typer.Option(metavar="N|4k|4K|auto", help="Tokens of prompt and completion [default: what fits].")
+    ] = None,
     block_size: Annotated[int | None, typer.Option(metavar="16|32|64", help="Tokens per KV block.")] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port for clients, on the loopback address.")

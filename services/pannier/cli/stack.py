@@ -44,7 +44,7 @@ class ServeOptions:
     max_waiting: int | None = None
     policy: str | None = None
     prefix_cache: bool | None = None
-    max_model_len: int | None = None
+    max_model_len: str | int | None = None
     block_size: int | None = None
     endpoint: str | None = None
     """Where clients come in; None: a socket in the stack's own folder, for one client."""
