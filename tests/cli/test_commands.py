@@ -45,6 +45,10 @@ def test_a_running_stack_can_be_looked_at_and_talked_to(terminal: Terminal, stac
     table = terminal.call("status").stdout
     assert all(name in table for name in ("gateway", "compute-0", "attention-0", "attention-1", "float32"))
 
+    looks = terminal.call("top", "--count", "2", "--interval", "0.2", "--json").stdout.splitlines()
+    assert [len(json.loads(look)["lanes"]) for look in looks] == [2, 2]
+    assert "attention-1" in terminal.call("top", "--count", "1", "--interval", "0.2").stdout
+
     options = ("--max-tokens", "8", "--temperature", "0", "--ignore-eos")
     text = terminal.call("complete", "abc", *options)
     assert (text.returncode, text.stderr) == (0, "")

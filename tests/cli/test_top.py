@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from pannier.cli.lapse import bottleneck, lapses
-from pannier.cli.top import BAR, bar, picture
+from pannier.cli.top import BAR, as_dict, bar, picture
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -79,3 +79,15 @@ def test_the_picture_has_every_worker_and_what_its_blocks_hold() -> None:
 def test_a_bar_is_never_longer_than_the_whole() -> None:
     for shares in ({"compute": 0.9, "attention": 0.4}, {"used": 1.0, "cached": 1.0}, {"used": 0.0, "cached": 0.0}):
         assert len(bar(shares)) == BAR
+
+
+def test_programs_are_told_the_same() -> None:
+    after = status(9, 0.5, 0.25, 0.0)
+    said = as_dict(after, lapses(status(0, 0, 0, 0), after, 1.0))
+    assert (said["model"], said["requests"]) == ("ox", {"running": 3, "waiting": 1})
+    assert "Compute works" in said["bottleneck"]
+    assert [(lane["worker"], lane["steps_per_s"], lane["compute"]) for lane in said["lanes"]] == [("compute-0", 9, 0.5)]
+    assert [(worker["name"], worker["group"]) for worker in said["attention"]] == [
+        ("attention-0", 0),
+        ("attention-1", None),
+    ]

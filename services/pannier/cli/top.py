@@ -1,8 +1,11 @@
 """`pannier top`: a live picture of pools, lanes and blocks in a terminal."""
 
+import json
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
+
+    from pannier.client import Client
 
 BAR = 24
 """Characters."""
@@ -25,6 +30,7 @@ def top(
     keys: Keys = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option(min=1, help="Leave after so many pictures.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each look.")] = False,
 ) -> None:
     """Watch a running stack: what each lane does, what fills the blocks, and what holds things back."""
     from rich.console import Console
@@ -32,16 +38,36 @@ def top(
 
     from pannier.client import Client
 
-    console = Console(highlight=False)
-    with Client(endpoint, insecure=insecure, keys=keys) as client, Live(console=console, auto_refresh=False) as live:
-        before, at = client.status(), time.monotonic()
-        shown = 0
-        while count is None or shown < count:
-            time.sleep(interval)
-            after, now = client.status(), time.monotonic()
-            live.update(picture(after, lapses(before, after, now - at)), refresh=True)
-            before, at = after, now
-            shown += 1
+    with Client(endpoint, insecure=insecure, keys=keys) as client:
+        seen = islice(_looks(client, interval), count)
+        if as_json:
+            for status, found in seen:
+                print(json.dumps(as_dict(status, found)), flush=True)
+            return
+        with Live(console=Console(highlight=False), auto_refresh=False) as live:
+            for status, found in seen:
+                live.update(picture(status, found), refresh=True)
+
+
+def _looks(client: "Client", interval: float) -> Iterator[tuple[dict[str, Any], list[LaneLapse]]]:
+    """The status, and what has happened since the look before."""
+    before, at = client.status(), time.monotonic()
+    while True:
+        time.sleep(interval)
+        after, now = client.status(), time.monotonic()
+        yield after, lapses(before, after, now - at)
+        before, at = after, now
+
+
+def as_dict(status: Status, found: Sequence[LaneLapse]) -> dict[str, Any]:
+    """The same as the picture, for programs."""
+    workers = [process for process in status["processes"] if process["role"] == "attention"]
+    return {
+        **{name: status[name] for name in ("model", "ready", "requests")},
+        "bottleneck": bottleneck(status, found),
+        "lanes": [asdict(lane) for lane in found],
+        "attention": [{name: worker.get(name) for name in ("name", "group", "heads", "blocks")} for worker in workers],
+    }
 
 
 def picture(status: Status, found: Sequence[LaneLapse]) -> "Group":
