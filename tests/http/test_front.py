@@ -146,6 +146,7 @@ def test_tokens_and_back(front: Front) -> None:
 VLLM_NAMES = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
     "vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total",
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
     "vllm:generation_tokens_total", "vllm:request_success_total", "vllm:time_to_first_token_seconds_bucket",
     "vllm:inter_token_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_bucket",
     "vllm:request_time_per_output_token_seconds_bucket", "vllm:request_prompt_tokens_bucket",

@@ -16,7 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pannier.client import Delta
@@ -45,6 +45,8 @@ class Metrics:
 
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts").labels(**labels)
         self.cached_tokens = counter("prompt_tokens_cached", "Of these, found in the prefix cache").labels(**labels)
+        self.prefix_queries = counter("prefix_cache_queries", "Tokens looked for in the prefix cache").labels(**labels)
+        self.prefix_hits = counter("prefix_cache_hits", "Of these, found there").labels(**labels)
         self.generation_tokens = counter("generation_tokens", "Tokens generated").labels(**labels)
         self._success = Counter(
             "vllm:request_success", "Requests that ended well", (*MODEL, "finished_reason"), registry=self._registry
@@ -93,6 +95,8 @@ class Watch:
         if delta.usage is not None:
             metrics.prompt_tokens.inc(delta.usage.prompt_tokens)
             metrics.cached_tokens.inc(delta.usage.cached_tokens)
+            metrics.prefix_queries.inc(delta.usage.prompt_tokens)
+            metrics.prefix_hits.inc(delta.usage.cached_tokens)
             metrics.prompt_lengths.observe(delta.usage.prompt_tokens)
             metrics.output_lengths.observe(delta.usage.completion_tokens)
             metrics.whole.observe(now - self._started)
@@ -128,7 +132,9 @@ class StackStatus(Collector):
         waiting = found["requests"]["waiting"] + found["requests"]["reading"]
         yield self._gauge("vllm:num_requests_waiting", "Not yet begun", waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", used / total if total else 0)
-        yield self._gauge("vllm:num_preemptions_total", "Since the gateway's start", found["preemptions"])
+        preemptions = CounterMetricFamily("vllm:num_preemptions", "Since the gateway's start", labels=MODEL)
+        preemptions.add_metric(self._model, found["preemptions"])
+        yield preemptions
         yield self._gauge("pannier_accounting_errors", "Times that blocks didn't add up", found["accounting_errors"])
         yield self._gauge("pannier_ready", "Whether requests are served", int(found["ready"]))
 
