@@ -33,7 +33,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 STORED_DTYPES = {**DTYPES, torch.int8: 3, torch.float8_e4m3fn: 4}
 """What keys and values are stored in; the last two have scales."""
 
-ABI = 2
+ABI = 3
 """What is said to the libraries, and how; as in `vector.h`. It changes with the functions' arguments and tables."""
 
 

@@ -38,7 +38,7 @@ typedef int8_t Bytes __attribute__((vector_size(VECTOR_BYTES / 4)));
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
 // Of what Python says to this library; native.py has the same number.
-constexpr int ABI = 2;
+constexpr int ABI = 3;
 
 // As Python numbers them.
 enum Dtype : int32_t { FLOAT32, BFLOAT16, FLOAT16, INT8, FLOAT8 };

@@ -22,9 +22,13 @@ double worst_of(Random& random, int q_type, int kv_type, int block_size, int hea
     for (int block = (NUM_KEYS + block_size - 1) / block_size - 1; block >= 0; block--) table.push_back(block);
     std::vector<float> o(ROWS * heads * v_size, NAN), lse(ROWS * heads, NAN);
     const int ahead = NUM_KEYS - ROWS, first_key = window ? std::max(0, ahead + 1 - window) : 0;
-    const Part part = {0, first_key, NUM_KEYS, ahead, 0, ROWS, 0, 0};
+    const int together = ROWS * heads_per_kv <= FEW_QUERIES ? KV_HEADS : 1;
+    std::vector<Part> parts;
+    for (int head = 0; head < KV_HEADS; head += together)
+        parts.push_back({0, first_key, NUM_KEYS, ahead, 0, ROWS, 0, 0, head, together});
     Plan plan = {};
-    plan.parts = &part, plan.tables = table.data(), plan.num_parts = 1, plan.num_threads = 1;
+    plan.parts = parts.data(), plan.tables = table.data(), plan.num_parts = int(parts.size());
+    plan.num_threads = 1;
     plan.row_stride = heads * k_size, plan.head_stride = k_size, plan.kv_heads = KV_HEADS;
     plan.heads_per_kv = heads_per_kv, plan.k_size = k_size, plan.v_size = v_size, plan.block_size = block_size;
     plan.window = window, plan.q_type = q_type, plan.kv_type = kv_type, plan.scale = 1.5f, plan.softcap = cap;

@@ -8,7 +8,7 @@ namespace pannier {
 
 constexpr int TILE = 64;  // keys between two looks at the largest score
 
-// Rows of one segment over a range of its keys.
+// A task: rows of one segment over a range of its keys, for some KV heads.
 struct Part {
     int32_t table;                 // where in `tables` its blocks begin
     int32_t first_key, stop_key;   // counted from the first token of the first block
@@ -16,6 +16,7 @@ struct Part {
     int32_t first_row, num_rows;   // of q
     int32_t out_row;               // of o, or of the partials
     int32_t is_partial;            // others have the rest of the keys
+    int32_t first_head, num_heads;
 };
 
 // Rows whose keys were split: partial n of row r is row partial_row + n * num_rows + r.
@@ -44,15 +45,5 @@ struct Call {
     float *o, *lse;
     const float *key_scales, *value_scales;  // [P, G, K], where the stored type has scales
 };
-
-// One part for one KV head; a part's tasks are neighbours in number.
-struct Task {
-    const Part* part;
-    int head;
-};
-
-INLINE Task task_at(const Plan& plan, int number) {
-    return {plan.parts + number / plan.kv_heads, number % plan.kv_heads};
-}
 
 }  // namespace pannier

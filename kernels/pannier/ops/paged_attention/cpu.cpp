@@ -1,6 +1,6 @@
 // Attention of query rows over keys and values that lie in blocks.
 //
-// Keys are gone through tile by tile, and while one tile is worked on the next is fetched into the cache. The softmax
+// Keys are gone through tile by tile, and while one is worked on what comes next is fetched into a cache. The softmax
 // goes along with it, with the largest score and the sum so far; a long sequence may be split into parts that are
 // merged at the end. What happens with a tile is in few_rows.h for decode rows, in many_rows.h for chunks.
 //
@@ -28,24 +28,28 @@ class FewRows {
 
     explicit FewRows(const Plan& plan) : queries(plan) {}
 
-    // Take the queries over one tile, while the following one is on its way.
+    // Take the queries over one tile. While its keys are multiplied its values are fetched, and then the keys of the
+    // following one: the nearest cache has room for that, and what is fetched no further than there comes too late.
     void attend(const Tile<T>& tile, const Tile<T>& following, const Plan& plan) {
+        Ahead<T> values_ahead(tile, &Run<T>::values, &Run<T>::value_scales, plan.v_size);
+        in_groups<GROUP>(queries.count, [&](int first, auto size) {
+            for (int r = 0; r < tile.num_runs; r++)
+                Form::Loops::template score_run<size>(queries, first, tile.runs[r], plan.k_size, values_ahead);
+        });
+        values_ahead.finish();
+        if constexpr (IS_SCALED<T>) queries.scales.take(tile);
+        for (int i = 0; i < queries.count; i++)
+            weigh(queries, queries.first + i, i, tile.first_key, tile.count, plan);
         Ahead<T> keys_ahead(following, &Run<T>::keys, &Run<T>::key_scales, plan.k_size);
         in_groups<GROUP>(queries.count, [&](int first, auto size) {
             for (int r = 0; r < tile.num_runs; r++)
-                Form::Loops::template score_run<size>(queries, first, tile.runs[r], plan.k_size, keys_ahead);
+                Form::Loops::template add_run<size>(queries, first, tile.runs[r], plan.v_size, keys_ahead);
         });
-        if constexpr (IS_SCALED<T>) queries.scales.take(tile);
-        for (int i = 0; i < queries.count; i++) weigh(queries, i, i, tile.first_key, tile.count, plan);
-        Ahead<T> values_ahead(following, &Run<T>::values, &Run<T>::value_scales, plan.v_size);
-        in_groups<GROUP>(queries.count, [&](int first, auto size) {
-            for (int r = 0; r < tile.num_runs; r++)
-                Form::Loops::template add_run<size>(queries, first, tile.runs[r], plan.v_size, values_ahead);
-        });
+        keys_ahead.finish();
     }
 };
 
-// One task after the other. The next one is known before this one ends, so that its first tile comes in meanwhile.
+// One part after the other. The next one is known before this one ends, so that its first keys come in meanwhile.
 template <class Few, class Many>
 class Worker {
     typedef typename Few::Stored T;
@@ -55,26 +59,23 @@ class Worker {
 
     template <class Take>
     void run(const Take& take) {
-        const int num_tasks = call_.plan.num_parts * call_.plan.kv_heads;
+        const Plan& plan = call_.plan;
         int number = take();
-        if (number >= num_tasks) return;
-        begin_task(number);
-        while (number < num_tasks) {
-            const int next = take();
-            const Task task = task_at(call_.plan, number);
-            if (task.part->num_rows * call_.plan.heads_per_kv <= Few::QUERIES)
-                run_task(held(few_), task, next, next < num_tasks);
+        if (number >= plan.num_parts) return;
+        begin_part(plan.parts[number]);
+        while (number < plan.num_parts) {
+            const Part& part = plan.parts[number];
+            number = take();
+            const Part* next = number < plan.num_parts ? plan.parts + number : nullptr;
+            if (part.num_rows * plan.heads_per_kv <= FEW_QUERIES)
+                run_part(held(few_), part, FEW_QUERIES, next);
             else
-                run_task(held(many_), task, next, next < num_tasks);
-            number = next;
+                run_part(held(many_), part, MANY_QUERIES, next);
         }
     }
 
   private:
-    void begin_task(int number) {
-        const Task task = task_at(call_.plan, number);
-        lay_out(*following_, call_, task, task.part->first_key);
-    }
+    void begin_part(const Part& part) { lay_out(*following_, call_, part, part.first_head, part.first_key); }
 
     template <class Rows>
     Rows& held(std::unique_ptr<Rows>& rows) {
@@ -82,25 +83,40 @@ class Worker {
         return *rows;
     }
 
+    // `step` queries of each head go over the keys together. Heads take their turns tile by tile: a block's tiles of all
+    // heads lie one behind the other, and long reads are what memory is fast at.
     template <class Rows>
-    void run_task(Rows& rows, const Task& task, int next, bool has_next) {
-        const int total = task.part->num_rows * call_.plan.heads_per_kv, step = Rows::Form::QUERIES;
+    void run_part(Rows& rows, const Part& part, int step, const Part* next) {
+        const int total = part.num_rows * call_.plan.heads_per_kv;
+        auto& queries = rows.queries;
         for (int first = 0; first < total; first += step) {
-            begin(rows.queries, call_, task, first, std::min(step, total - first));
-            for (int key = task.part->first_key; key < task.part->stop_key; key += tile_->count) {
-                std::swap(tile_, following_);
-                const int key_after = key + tile_->count;
-                if (key_after < task.part->stop_key)
-                    lay_out(*following_, call_, task, key_after);
-                else if (first + step < total)
-                    lay_out(*following_, call_, task, task.part->first_key);
-                else if (has_next)
-                    begin_task(next);
-                else
-                    following_->num_runs = 0;
-                rows.attend(*tile_, *following_, call_.plan);
-            }
-            finish(rows.queries, call_, task, first);
+            queries.count = std::min(step, total - first);
+            each_head(queries, part, [&](int head) { begin(queries, call_, part, head, first); });
+            for (int key = part.first_key; key < part.stop_key; key += tile_->count)
+                each_head(queries, part, [&](int head) {
+                    std::swap(tile_, following_);
+                    const int key_after = key + tile_->count;
+                    if (head + 1 < part.first_head + part.num_heads)
+                        lay_out(*following_, call_, part, head + 1, key);
+                    else if (key_after < part.stop_key)
+                        lay_out(*following_, call_, part, part.first_head, key_after);
+                    else if (first + step < total)
+                        begin_part(part);
+                    else if (next != nullptr)
+                        begin_part(*next);
+                    else
+                        following_->num_runs = 0;
+                    rows.attend(*tile_, *following_, call_.plan);
+                });
+            each_head(queries, part, [&](int head) { finish(queries, call_, part, head, first); });
+        }
+    }
+
+    template <class Queries, class Work>
+    static void each_head(Queries& queries, const Part& part, const Work& work) {
+        for (int n = 0; n < part.num_heads; n++) {
+            queries.first = n * queries.count;
+            work(part.first_head + n);
         }
     }
 
@@ -112,7 +128,7 @@ class Worker {
 };
 
 template <class Few, class Many>
-void run_tasks(const Call& call) {
+void run_parts(const Call& call) {
     share(call.plan.parallel, call.plan.num_threads, [&](const auto& take) { Worker<Few, Many>(call).run(take); });
 }
 
@@ -120,22 +136,22 @@ void run_tasks(const Call& call) {
 
 template <class T>
 void run_widened(const Call& call) {
-    run_tasks<Widened<T>, ManyRows<float, T>>(call);
+    run_parts<Widened<T>, ManyRows<float, T>>(call);
 }
 
 void run_bf16(const Call& call) {
 #if defined(__AVX512BF16__)
-    if (call.plan.q_type == BFLOAT16) return run_tasks<Paired<Bf16>, ManyRows<Bf16, Bf16>>(call);
+    if (call.plan.q_type == BFLOAT16) return run_parts<Paired<Bf16>, ManyRows<Bf16, Bf16>>(call);
 #endif
     run_widened<Bf16>(call);
 }
 
 void run_int8(const Call& call) {
 #if defined(__AVX512BF16__)
-    if (call.plan.q_type == BFLOAT16) return run_tasks<Integers, ManyRows<Bf16, int8_t>>(call);
+    if (call.plan.q_type == BFLOAT16) return run_parts<Integers, ManyRows<Bf16, int8_t>>(call);
 #endif
 #if defined(__AVX512VNNI__)
-    return run_tasks<Integers, ManyRows<float, int8_t>>(call);
+    return run_parts<Integers, ManyRows<float, int8_t>>(call);
 #else
     run_widened<int8_t>(call);
 #endif
@@ -143,12 +159,12 @@ void run_int8(const Call& call) {
 
 void run_fp8(const Call& call) {
 #if defined(__AVX512BF16__)
-    if (call.plan.q_type == BFLOAT16) return run_tasks<Paired<Fp8>, ManyRows<Bf16, Fp8>>(call);
+    if (call.plan.q_type == BFLOAT16) return run_parts<Paired<Fp8>, ManyRows<Bf16, Fp8>>(call);
 #endif
     run_widened<Fp8>(call);
 }
 
-void run_tasks(const Call& call) {
+void run_parts(const Call& call) {
     switch (call.plan.kv_type) {
         case FLOAT32: return run_widened<float>(call);
         case BFLOAT16: return run_bf16(call);
@@ -205,6 +221,6 @@ extern "C" EXPORT void pannier_paged_attention(const pannier::Plan* plan, const 
                                                const float* value_scales) {
     const pannier::Call call = {*plan, static_cast<const char*>(q), static_cast<const char*>(keys),
                                 static_cast<const char*>(values), o, lse, key_scales, value_scales};
-    pannier::run_tasks(call);
+    pannier::run_parts(call);
     pannier::merge_parts(call);
 }

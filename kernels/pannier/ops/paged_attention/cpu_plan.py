@@ -21,11 +21,21 @@ MANY_QUERIES = 256
 that has. From 20 on the second way is faster, with every build and dtype that was measured; it is also 1.1 to 4 times
 as fast as gathering the keys for torch's own attention."""
 
-TASKS_PER_THREAD = 4
+HELD_QUERIES = 128
+"""Of few queries, those of all KV heads that a part takes in turn, tile by tile: as in `cpu.cpp`."""
+
+PARTS_PER_THREAD = 4
 """When there are fewer, segments are split: threads that end early must find other work."""
+
+PART_KEYS = 256
+"""Keys that a part has at least, if taking fewer heads together is what that costs: each part's sums are written once,
+and a block's heads are read faster together than one by one."""
 
 SHARED_BYTES = 2**18
 """Reading so many takes longer than waking the other threads."""
+
+PART_NUMBERS = 10
+"""Of the tables: as many as `Part` of `call.h` has."""
 
 
 class CpuGeometry(NamedTuple):
@@ -79,12 +89,12 @@ class CpuPlan(NamedTuple):
 class _Tables:
     """The tables while they grow; numbers as in the structures of `cpu.cpp`."""
 
-    def __init__(self, task_work: int) -> None:
+    def __init__(self, part_work: int) -> None:
         self.parts = array("i")
         self.merges = array("i")
         self.blocks = array("i")
         self.partial_rows = 0
-        self._task_work = task_work
+        self._part_work = part_work
 
     def add(self, view: View, geometry: CpuGeometry) -> None:
         """All rows of a view, so many at a time."""
@@ -93,20 +103,29 @@ class _Tables:
         is_few = view.num_rows * geometry.heads_per_kv <= FEW_QUERIES
         step = max(1, (FEW_QUERIES if is_few else MANY_QUERIES) // geometry.heads_per_kv)
         for row in range(0, view.num_rows, step):
-            self._add_rows(view, geometry, table, row, min(step, view.num_rows - row))
+            num_rows = min(step, view.num_rows - row)
+            most = HELD_QUERIES // (num_rows * geometry.heads_per_kv) if is_few else 1
+            self._add_rows(view, geometry, table, row, num_rows, most)
 
-    def _add_rows(self, view: View, geometry: CpuGeometry, table: int, first: int, num_rows: int) -> None:
+    def _add_rows(
+        self, view: View, geometry: CpuGeometry, table: int, first: int, num_rows: int, most_heads: int
+    ) -> None:
         ahead = view.row_position - view.key_position + first
         start = max(0, ahead + 1 - geometry.window) if geometry.window else 0
         stop = min(view.num_keys, ahead + num_rows)
         row = view.first_row + first
-        ranges = _split(start, stop, TILE * -(-self._task_work // (TILE * num_rows)))
+        fitting = self._part_work // (min(stop - start, PART_KEYS) * num_rows)
+        num_heads = max(1, min(geometry.kv_heads, most_heads, fitting))
+        heads = _shares(geometry.kv_heads, num_heads)
+        ranges = _split(start, stop, TILE * -(-self._part_work // (TILE * num_rows * num_heads)))
         if len(ranges) == 1:
-            self.parts.extend((table, start, stop, ahead, row, num_rows, row, 0))
+            for head in heads:
+                self.parts.extend((table, start, stop, ahead, row, num_rows, row, 0, *head))
             return
         self.merges.extend((row, num_rows, self.partial_rows, len(ranges)))
         for part_start, part_stop in ranges:
-            self.parts.extend((table, part_start, part_stop, ahead, row, num_rows, self.partial_rows, 1))
+            for head in heads:
+                self.parts.extend((table, part_start, part_stop, ahead, row, num_rows, self.partial_rows, 1, *head))
             self.partial_rows += num_rows
 
 
@@ -118,7 +137,7 @@ def make_cpu_plan(segments: Sequence[PagedSegment], geometry: CpuGeometry, built
     views, num_rows = existing_views(segments, geometry.window, geometry.block_size, geometry.num_blocks)
     work = sum(view.num_keys * view.num_rows for view in views)
     threads = geometry.num_threads if work * geometry.kv_heads * geometry.key_bytes >= SHARED_BYTES else 1
-    tables = _Tables(_task_work(work, geometry.kv_heads, threads))
+    tables = _Tables(_part_work(work * geometry.kv_heads, threads))
     for view in views:
         tables.add(view, geometry)
     plan, owned = _fill(tables, geometry, threads, built.parallel)
@@ -129,9 +148,16 @@ def make_cpu_plan(segments: Sequence[PagedSegment], geometry: CpuGeometry, built
     )
 
 
-def _task_work(work: int, kv_heads: int, threads: int) -> int:
-    """Keys times rows that one task should have at most."""
-    return max(1, work if threads == 1 else work * kv_heads // (threads * TASKS_PER_THREAD))
+def _part_work(work: int, threads: int) -> int:
+    """Keys times rows times KV heads that one part should have at most."""
+    return max(1, work if threads == 1 else work // (threads * PARTS_PER_THREAD))
+
+
+def _shares(kv_heads: int, most: int) -> list[tuple[int, int]]:
+    """The first KV head and how many, of shares of about the same size."""
+    count = -(-kv_heads // most)
+    edges = [kv_heads * share // count for share in range(count + 1)]
+    return [(start, stop - start) for start, stop in pairwise(edges)]
 
 
 def _split(start: int, stop: int, target: int) -> list[tuple[int, int]]:
@@ -155,7 +181,7 @@ def _fill(tables: _Tables, geometry: CpuGeometry, threads: int, parallel: int) -
         parallel=parallel,
         row_stride=geometry.row_stride,
         head_stride=geometry.head_stride,
-        num_parts=len(tables.parts) // 8,
+        num_parts=len(tables.parts) // PART_NUMBERS,
         num_merges=len(tables.merges) // 4,
         num_threads=threads,
         kv_heads=geometry.kv_heads,

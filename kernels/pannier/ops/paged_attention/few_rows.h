@@ -8,7 +8,8 @@
 
 namespace pannier {
 
-constexpr int FEW_QUERIES = 16;  // that go over a tile while it is in the nearest cache
+constexpr int FEW_QUERIES = 16;    // that go over a tile while it is in the nearest cache
+constexpr int HELD_QUERIES = 128;  // of all heads whose tiles are gone over in turn
 
 // Queries worked on at once: their sums over four keys, or over as many vectors of values, should fit into registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -42,7 +43,7 @@ INLINE void in_groups(int count, const Work& work) {
 
 // What all forms for few queries have.
 struct FewQueries {
-    static constexpr int QUERIES = FEW_QUERIES;
+    static constexpr int QUERIES = HELD_QUERIES;
     static constexpr int WEIGHED = FEW_QUERIES;
     static constexpr int QUERY_PARTS = 1;  // numbers that an element takes
 };
@@ -68,7 +69,7 @@ struct Products {
     // Scores of `Q` queries from number `first` on with the keys of a run.
     template <int Q, class Stored>
     static void score_run(Queries<Form>& queries, int first, const Run<Stored>& run, int size, Ahead<Stored>& ahead) {
-        const auto* q = queries.q + first * queries.q_stride;
+        const auto* q = queries.q + (queries.first + first) * queries.q_stride;
         for (int key = 0; key < run.count; key += 4) {
             // Behind the last key it is taken again, as what comes there may be anything.
             const Stored* keys[4];
@@ -120,7 +121,7 @@ struct Products {
     static INLINE void add_columns(Queries<Form>& queries, int first, const Run<Stored>& run, int size, int d,
                                    Ahead<Stored>& ahead, const Load& load) {
         Floats sums[Q][C][Form::SUMS];
-        float* o = queries.o + first * queries.o_stride + d;
+        float* o = queries.o + (queries.first + first) * queries.o_stride + d;
 #pragma GCC unroll 4
         for (int i = 0; i < Q; i++)
 #pragma GCC unroll 4

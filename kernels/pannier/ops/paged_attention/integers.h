@@ -74,7 +74,7 @@ struct Integers : FewQueries {
     static INLINE void score_keys(const Queries<Integers>& queries, int first, int size, __m512i (&totals)[Q],
                                   Ahead<int8_t>& ahead, const Row& row) {
         __m512i high[Q] = {}, low[Q] = {};
-        const int8_t* q = queries.q + first * queries.q_stride;
+        const int8_t* q = queries.q + (queries.first + first) * queries.q_stride;
         int d = 0;
         for (; d + WIDTH <= size; d += WIDTH) {
             ahead.step(16 * WIDTH);
@@ -88,7 +88,7 @@ struct Integers : FewQueries {
         }
 #pragma GCC unroll 4
         for (int i = 0; i < Q; i++)
-            totals[i] = _mm512_sub_epi32(total(high[i], low[i]), _mm512_set1_epi32(queries.offset[first + i]));
+            totals[i] = _mm512_sub_epi32(total(high[i], low[i]), _mm512_set1_epi32(queries.offset[queries.first + first + i]));
     }
 
     template <int Q>
@@ -174,7 +174,7 @@ struct Integers : FewQueries {
         for (int i = 0; i < Q; i++)
 #pragma GCC unroll 2
             for (int s = 0; s < 2; s++) {
-                float* o = queries.o + (first + i) * queries.o_stride + d + (2 * UPPER + s) * W;
+                float* o = queries.o + (queries.first + first + i) * queries.o_stride + d + (2 * UPPER + s) * W;
                 const Floats sum = (Floats)_mm512_cvtepi32_ps(total(high[i][s], low[i][s]));
                 write(o, read<Floats>(o) + sum * queries.step[first + i]);
             }

@@ -252,8 +252,8 @@ class ManyRows {
     void attend(const Tile<T>& tile, const Tile<T>& following, const Plan& plan) {
         packed_.take(tile);
         if constexpr (IS_SCALED<T>) queries.scales.take(tile);
-        Ahead<T> keys_ahead(following, &Run<T>::keys, &Run<T>::key_scales, plan.k_size);
-        Ahead<T> values_ahead(following, &Run<T>::values, &Run<T>::value_scales, plan.v_size);
+        Ahead<T, SECOND> keys_ahead(following, &Run<T>::keys, &Run<T>::key_scales, plan.k_size);
+        Ahead<T, SECOND> values_ahead(following, &Run<T>::values, &Run<T>::value_scales, plan.v_size);
         const int fetched = TILE * STRIP * int(sizeof(T)) / queries.count + 64;  // for every element of a row
         in_groups<STRIP>(queries.count, [&](int first, auto size) {
             score_strip<size>(queries, first, packed_.keys);

@@ -24,7 +24,7 @@ struct Queries {
     typedef typename Form::Query Query;
     static constexpr int N = Form::QUERIES;
 
-    int count = 0;
+    int first = 0, count = 0;  // those that are worked on
     int q_stride, o_stride;
     Query* q;              // [N, q_stride], zeros behind Dk
     float* o;              // [N, o_stride], not yet divided by the sum
@@ -80,19 +80,18 @@ inline void copy_query(float* to, const char* from, int32_t type, int size) {
 // Only bf16 queries are brought into bf16.
 inline void copy_query(Bf16* to, const char* from, int32_t, int size) { std::memcpy(to, from, size * sizeof(Bf16)); }
 
-// ---- The beginning and the end of a task
+// ---- The beginning and the end of a part
 
-// Take up queries `first` to `first + count` of a task, counted row by row.
+// Take up queries `first` on of a KV head, counted row by row: those that are worked on.
 template <class Form>
-void begin(Queries<Form>& queries, const Call& call, const Task& task, int first, int count) {
+void begin(Queries<Form>& queries, const Call& call, const Part& part, int kv_head, int first) {
     const Plan& plan = call.plan;
-    const Part& part = *task.part;
-    queries.count = count;
-    std::fill_n(queries.o, count * queries.o_stride, 0.0f);
-    for (int i = 0; i < count; i++) {
-        const int row = (first + i) / plan.heads_per_kv, head = (first + i) % plan.heads_per_kv;
+    std::fill_n(queries.o + queries.first * queries.o_stride, queries.count * queries.o_stride, 0.0f);
+    for (int n = 0; n < queries.count; n++) {
+        const int row = (first + n) / plan.heads_per_kv, head = (first + n) % plan.heads_per_kv;
         const int64_t at = (part.first_row + row) * plan.row_stride +
-                           (task.head * plan.heads_per_kv + head) * plan.head_stride;
+                           (kv_head * plan.heads_per_kv + head) * plan.head_stride;
+        const int i = queries.first + n;
         const char* from = call.q + at * (plan.q_type == FLOAT32 ? 4 : 2);
         queries.unit[i] = 1.0f;
         Form::take_query(queries, i, from, plan);
@@ -104,17 +103,17 @@ void begin(Queries<Form>& queries, const Call& call, const Task& task, int first
     }
 }
 
-// Write what the queries have come to.
+// Write what they have come to.
 template <class Form>
-void finish(Queries<Form>& queries, const Call& call, const Task& task, int first) {
+void finish(Queries<Form>& queries, const Call& call, const Part& part, int kv_head, int first) {
     const Plan& plan = call.plan;
-    const Part& part = *task.part;
     const int heads = plan.kv_heads * plan.heads_per_kv;
     float* all_o = part.is_partial ? plan.partial_o : call.o;
     float* all_lse = part.is_partial ? plan.partial_lse : call.lse;
-    for (int i = 0; i < queries.count; i++) {
-        const int row = (first + i) / plan.heads_per_kv, head = (first + i) % plan.heads_per_kv;
-        const int64_t at = int64_t(part.out_row + row) * heads + task.head * plan.heads_per_kv + head;
+    for (int n = 0; n < queries.count; n++) {
+        const int row = (first + n) / plan.heads_per_kv, head = (first + n) % plan.heads_per_kv;
+        const int64_t at = int64_t(part.out_row + row) * heads + kv_head * plan.heads_per_kv + head;
+        const int i = queries.first + n;
         const float sum = sum_of_lanes(read<Floats>(queries.sums[i]));
         const bool is_empty = sum == 0.0f;
         const float factor = is_empty ? 0.0f : 1.0f / sum;

@@ -1,4 +1,4 @@
-// Where the keys and values of a task lie, tile by tile, and how the next tile is fetched while one is worked on.
+// Where the keys and values of a part lie, tile by tile, and how what comes next is fetched while a tile is worked on.
 #pragma once
 
 #include <algorithm>
@@ -22,19 +22,19 @@ struct Tile {
     Run<T> runs[TILE];
 };
 
-// The keys of a task from `first_key` to the end of the part or of the tile. Tiles end where whole blocks do.
+// A head's keys from `first_key` to the end of the part or of the tile. Tiles end where whole blocks do.
 template <class T>
-void lay_out(Tile<T>& tile, const Call& call, const Task& task, int first_key) {
+void lay_out(Tile<T>& tile, const Call& call, const Part& part, int head, int first_key) {
     const Plan& plan = call.plan;
-    const int stop = std::min(task.part->stop_key, first_key - first_key % TILE + TILE);
+    const int stop = std::min(part.stop_key, first_key - first_key % TILE + TILE);
     tile.first_key = first_key;
     tile.count = stop - first_key;
     tile.num_runs = 0;
     for (int key = first_key; key < stop;) {
         const int offset = key % plan.block_size;
         const int count = std::min(plan.block_size - offset, stop - key);
-        const int64_t block = plan.tables[task.part->table + key / plan.block_size];
-        const int64_t row = (block * plan.kv_heads + task.head) * plan.block_size + offset;
+        const int64_t block = plan.tables[part.table + key / plan.block_size];
+        const int64_t row = (block * plan.kv_heads + head) * plan.block_size + offset;
         Run<T>& run = tile.runs[tile.num_runs++];
         run.keys = reinterpret_cast<const T*>(call.keys) + row * plan.k_size;
         run.values = reinterpret_cast<const T*>(call.values) + row * plan.v_size;
@@ -81,26 +81,33 @@ struct Scales {
     }
 };
 
-// Fetches the keys, or the values, of a tile into the second cache, some bytes at a time; their scales at once.
-template <class T>
+enum Cache { SECOND = 2, NEAREST = 3 };  // as __builtin_prefetch has them
+
+// Fetches the keys, or the values, of a tile into a cache, some bytes at a time; their scales at once.
+template <class T, Cache CACHE = NEAREST>
 class Ahead {
   public:
     Ahead(const Tile<T>& tile, const T* Run<T>::*rows, const float* Run<T>::*scales, int size)
         : run_(tile.runs), stop_(tile.runs + tile.num_runs), rows_(rows), row_bytes_(size * int(sizeof(T))) {
         if constexpr (IS_SCALED<T>)
             for (const Run<T>* run = run_; run < stop_; run++)
-                for (int key = 0; key < run->count; key += 16) __builtin_prefetch(run->*scales + key, 0, 2);
+                for (int key = 0; key < run->count; key += 16) __builtin_prefetch(run->*scales + key, 0, CACHE);
         begin_run();
     }
 
     INLINE void step(int bytes) {
         const char *at = at_, *stop = std::min(at + bytes, end_);
-        for (; at < stop; at += 64) __builtin_prefetch(at, 0, 2);
+        for (; at < stop; at += 64) __builtin_prefetch(at, 0, CACHE);
         at_ = at;
         if (at >= end_ && run_ < stop_) {
             run_++;
             begin_run();
         }
+    }
+
+    // All that is left, where rows have more bytes than those beside which they were fetched.
+    void finish() {
+        while (run_ < stop_) step(int(end_ - at_));
     }
 
   private:
