@@ -99,9 +99,9 @@ def stacks_on(
         stacks = {}
         for lanes in LANES:
             name = f"{lanes} lane{'s' * (lanes > 1)}"
-            compute = {"lanes": lanes, "link": options.link, "emulate_delay": link_delay_us / 1e3}
+            compute, attention = {"lanes": lanes, "link": options.link}, {"emulate_delay": link_delay_us / 1e3}
             stack = _new_stack(all_of_them, network, options, port=PORT + lanes, encrypt=encrypt)
-            all_of_them.enter_context(_started(stack, options, compute))
+            all_of_them.enter_context(_started(stack, options, compute, attention))
             stacks[name] = stack
         yield stacks
 
@@ -131,7 +131,11 @@ def _new_stack(closing: ExitStack, network: Network, options: argparse.Namespace
 
 @contextmanager
 def _started(
-    stack: Stack, options: argparse.Namespace, compute: dict[str, object], attention_workers: int = ATTENTION_WORKERS
+    stack: Stack,
+    options: argparse.Namespace,
+    compute: dict[str, object],
+    attention: Mapping[str, object] | None = None,
+    attention_workers: int = ATTENTION_WORKERS,
 ) -> Iterator[Client]:
     most = options.requests * max(LANES)
     gateway = {
@@ -141,7 +145,7 @@ def _started(
         "prefix_cache": False,  # every rate gets the same prompts
     }
     compute = {"model": options.model, "dtype": "float32", "emulate_compute": options.emulate_compute, **compute}
-    attention = {"memory": KV_MEMORY, "emulate_attention": options.emulate_attention}
+    attention = {"memory": KV_MEMORY, "emulate_attention": options.emulate_attention, **(attention or {})}
     with running(stack, gateway, compute, attention, attention_workers) as client:
         yield client
 
@@ -150,7 +154,7 @@ def _started(
 
 
 def measure_all(network: Network, options: argparse.Namespace) -> dict[Case, Found]:
-    """Every case. A delay is the network's own where the kernel can, else that of the links."""
+    """Every case. A delay is the network's own where the kernel can, else one that attention workers emulate."""
     found: dict[Case, Found] = {}
     has_netem = network.has_netem()
     with loopback_stack(network, options) as client:
@@ -220,7 +224,7 @@ async def _run(stack: Stack, asks: list[Ask]) -> Run:
 def report_of(found: dict[Case, Found], options: argparse.Namespace, has_netem: bool) -> Report:
     """All figures in the form that every measuring command has."""
     report = Report("bench network")
-    delayed_by = "netem" if has_netem else "the links' own emulate_delay: this kernel has no netem"
+    delayed_by = "netem" if has_netem else "the workers' own emulate_delay: this kernel has no netem"
     report.settings["network"] = {"rate": "tbf", "delay": delayed_by}
     emulated = {name: getattr(options, name) for name in ("emulate_compute", "emulate_attention")}
     for case, each in found.items():

@@ -115,6 +115,7 @@ def test_threads_do_not_exceed_the_cores(monkeypatch: pytest.MonkeyPatch, cores:
         ({"encrypt": "all"}, "encrypt is 'all', which needs keys"),
         ({"emulate_rate": "1,1,1"}, "--emulate-rate is 1,1,1; it must be one factor, or one for each of 1 workers"),
         ({"emulate_compute": "1,2,3"}, "compute: emulate_compute is"),
+        ({"emulate_delay": 1.0, "monolithic": True}, "--emulate-delay 1: --monolithic has no links that"),
         ({"pin": True, "attention": "64"}, "--pin gives each of 65 workers a core of its own, and there are"),
         ({"stages": 0}, "--stages is 0; it must be 1 to 64"),
         ({"stages": 2, "compute": "cpu,cpu,cpu"}, "--compute cpu,cpu,cpu is 3 devices, no multiple of --stages 2"),
@@ -136,8 +137,10 @@ def test_what_is_emulated_reaches_the_workers_that_emulate_it() -> None:
     )
     compute, *attention = stack.workers
     assert isinstance(compute, ComputeConfig)
-    assert (compute.emulate_compute, compute.emulate_delay, compute.emulate_rate) == ((40.0, 5.0), 3.0, 1.0)
-    assert [worker.emulate_rate for worker in attention] == [1.0, 0.5]
+    assert (compute.emulate_compute, compute.emulate_rate) == ((40.0, 5.0), 1.0)
+    for worker, rate in zip(attention, (1.0, 0.5), strict=True):
+        assert isinstance(worker, AttentionConfig)
+        assert (worker.emulate_rate, worker.emulate_delay, worker.emulate_bandwidth) == (rate, 3.0, None)
     assert load(ComputeConfig, flags=tomllib.loads(to_toml(compute)), environ={}) == compute
     (worker,) = plan(ServeOptions("m", monolithic=True, emulate_rate="0.5"), FOLDER).workers
     assert worker.emulate_rate == 0.5

@@ -209,10 +209,6 @@ class ComputeConfig(RoleConfig):
     """Where to write what the lanes did, once the worker ends."""
     emulate_compute: EmulatedTime | None = None
     """Waits for so long instead of computing. What is sent has the model's shapes; results mean nothing."""
-    emulate_delay: Annotated[float, Field(ge=0)] = 0.0
-    """Milliseconds by which links are slower, each way."""
-    emulate_bandwidth: PositiveFloat | None = None
-    """Gbit/s of each link and direction, if it has more."""
     emulate_rate: PositiveFloat = 1.0
     """When monolithic, as an attention worker's; and so are the next two."""
     emulate_attention: EmulatedTime | None = None
@@ -267,6 +263,10 @@ class AttentionConfig(RoleConfig):
     """How fast attention is beside what it really is here, at most 1: every call waits until it has taken so long."""
     emulate_attention: EmulatedTime | None = None
     """The calls of a lane-step wait until they have taken at least so long together."""
+    emulate_delay: Annotated[float, Field(ge=0)] = 0.0
+    """Milliseconds by which links are slower, each way."""
+    emulate_bandwidth: PositiveFloat | None = None
+    """Gbit/s of each compute worker's link and direction, if it has more."""
     emulate_past: bool = False
     """Start with random numbers in all blocks, as the gateway's switch of this name needs them."""
     emulate_dtypes: DtypeNames | None = None

@@ -13,7 +13,7 @@ from typing import TypeAlias, assert_never
 
 import torch
 
-from pannier.attention.pace import Pace
+from pannier.attention.pace import Stretch
 from pannier.attention.shard import MakeCache, Shard, ShardStep
 from pannier.ops.kv_cache import KVCache
 from pannier.runtime.errors import DeviceError
@@ -55,7 +55,7 @@ class AttentionCore:
         self,
         device: torch.device,
         make_cache: MakeCache = KVCache,
-        pace: Pace | None = None,
+        stretch: Stretch | None = None,
         *,
         strict: bool = False,
         tracer: Tracer | None = None,
@@ -64,7 +64,7 @@ class AttentionCore:
         self._tracer = tracer
         self._strict = strict
         self._guard: AbstractContextManager[object] = nullcontext()
-        self._pace = pace
+        self._stretch = stretch
         self.shard: Shard | None = None
         self.counters: Counter[str] = Counter()
         self._make_cache = make_cache
@@ -180,8 +180,8 @@ class AttentionCore:
             if not queries:
                 return m.PieceWritten(piece.life, piece.session, piece.step, piece.lane, piece.call), []
             answer, seconds = running.attend(piece.call, queries[0], piece.lse_from)
-        if self._pace is not None:
-            seconds = self._pace.stretch(seconds, len(queries[0]), len(self.shard.assign.calls))
+        if self._stretch is not None:
+            seconds = self._stretch(seconds, len(queries[0]), len(self.shard.assign.calls))
         return m.Answer(piece.life, piece.session, piece.step, piece.lane, piece.call, seconds, ()), answer
 
     def _count_conversion(self, assign: m.AttentionAssign) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import structlog
 import torch
 
+from pannier.net.errors import PeerGone
 from pannier.net.shm import CannotShare, Channel, Door, Waiting
 from pannier.runtime.tensor_channel import TensorChannel
-from pannier.wire import AttentionToCompute, ComputeToAttention
+from pannier.wire import AttentionToCompute, ComputeToAttention, WireError
 from pannier.wire.traffic import Traffic
 
 log = structlog.get_logger()
@@ -21,15 +22,16 @@ class ShmCaller:
         self.name = channel.peer
         self.channel = channel
         self.messages: TensorChannel[ComputeToAttention] = TensorChannel(channel, ComputeToAttention, traffic)
-        self._lane = 0
-        """In whose ring the message received last came, and its answers go."""
 
     def receive(self) -> tuple[ComputeToAttention, list[torch.Tensor]] | None:
         """The next message, whose tensors lie in its ring until `release`. Raises `WireError` for what is none."""
         received = self.messages.receive()
         if received is None:
             return None
-        self._lane, message, tensors = received
+        lane, message, tensors = received
+        if message.lane != lane:
+            self.messages.release()
+            raise WireError(f"a message of lane {message.lane} came in the ring of lane {lane}")
         return message, tensors
 
     def release(self) -> None:
@@ -38,7 +40,9 @@ class ShmCaller:
 
     def answer(self, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
         """Send, or keep until a flush. Raises `PeerGone`, and `WireError` for an answer that is too large."""
-        self.messages.send(self._lane, reply, tensors)
+        if self.channel.is_lost:
+            raise PeerGone(f"{self.name} has hung up")
+        self.messages.send(reply.lane, reply, tensors)
 
 
 class SameHost:

@@ -7,7 +7,8 @@ import structlog
 import torch
 
 from pannier.attention.core import AttentionCore
-from pannier.attention.pace import Pace
+from pannier.attention.emulated_network import EmulatedNetwork
+from pannier.attention.pace import Pace, PacedDevice
 from pannier.attention.past import DrawnCache
 from pannier.attention.worker import AttentionWorker
 from pannier.ops.kv_cache import KVCache
@@ -43,20 +44,24 @@ class AttentionService(WorkerService):
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = open_device(config.device)
-        pace = Pace.of(config)
+        pace, network = Pace.of(config), EmulatedNetwork.of(config)
+        paced = None if pace is None else PacedDevice(pace)
+        cache, stretch = DrawnCache if config.emulate_past else KVCache, None if paced is None else paced.launch
         worker = AttentionWorker(
             context,
             config.name,
-            AttentionCore(device, DrawnCache if config.emulate_past else KVCache, pace, strict=config.dtype_strict, tracer=self.tracer),
+            AttentionCore(device, cache, stretch, strict=config.dtype_strict, tracer=self.tracer),
             config.listen,
             self.sockets.gateway,
             config.spin_us,
             self.sockets.links,
             config.listen_tcp,
+            network=network,
+            device=paced,
         )
         try:
             facts = await in_thread(
-                attention_facts, device, config.memory, worker.endpoint, pace, config.emulate_dtypes
+                attention_facts, device, config.memory, worker.endpoint, pace, config.emulate_dtypes, network
             )
             facts = msgspec.structs.replace(facts, door=worker.door, tcp=worker.tcp)
         except BaseException:
@@ -71,17 +76,17 @@ def attention_facts(
     endpoint: str,
     pace: Pace | None = None,
     only: Sequence[str] | None = None,
+    network: EmulatedNetwork | None = None,
 ) -> m.AttentionFacts:
     """What a worker on this device brings; `memory` None is a share of what is free. Raises `DeviceError`.
 
     With `only` it computes these of its dtypes natively, and float32.
     """
     log_kernels(device, "decode rows take several times as long")
-    slower = "" if pace is None else str(pace)
     fewer = "" if only is None else f"natively {', '.join(only)}"
-    emulated = ", ".join(filter(None, (slower, fewer)))
+    emulated = ", ".join(str(each) for each in (pace, fewer, network) if each)
     if emulated:
-        log.warning("the device is emulated: no figure is its own", emulated=emulated)
+        log.warning("the device or its network is emulated: no figure is their own", emulated=emulated)
     return m.AttentionFacts(
         device=f"{device} (emulated: {emulated})" if emulated else str(device),
         memory_bytes=kv_memory(device, memory),

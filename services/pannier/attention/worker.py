@@ -1,12 +1,17 @@
 """The attention worker's data thread: receive, kernel, send. Plain blocking code that owns every data socket."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 import zmq
 
 from pannier.attention.core import AttentionCore
+from pannier.attention.emulated_network import EmulatedNetwork
 from pannier.attention.over_tcp import OverTcp, beside
+from pannier.attention.pace import PacedDevice
 from pannier.attention.same_host import SameHost
 from pannier.net import SocketOptions, bind, close_bound, connect
 from pannier.net.errors import PeerGone
@@ -25,10 +30,19 @@ BATCH = 64
 """Messages taken from one peer or socket before the others are looked at."""
 
 
-class Caller(Protocol):
-    """A connection of a compute worker that is no ZeroMQ socket."""
+class Asker(Protocol):
+    """A compute worker, as one that is answered."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Of the worker, which may have several connections."""
+
+    def answer(self, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
+        """Send, or keep until a flush. Raises `PeerGone`, and `WireError` for an answer that is too large."""
+
+
+class Caller(Asker, Protocol):
+    """A connection of a compute worker that is no ZeroMQ socket."""
 
     def receive(self) -> tuple[ComputeToAttention, list[torch.Tensor]] | None:
         """The next message, whose tensors stay until `release`. Raises `WireError` for what is none."""
@@ -36,8 +50,22 @@ class Caller(Protocol):
     def release(self) -> None:
         """The memory of the message received last may be used again."""
 
+
+@dataclass(frozen=True)
+class ZmqAsker:
+    """Whoever has this identity on the ZeroMQ socket."""
+
+    identity: bytes
+    send: Callable[[bytes, Frames], None]
+
+    @property
+    def name(self) -> str:
+        """Of the worker."""
+        return peer_of_flow(self.identity)
+
     def answer(self, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
-        """Send, or keep until a flush. Raises `PeerGone`, and `WireError` for an answer that is too large."""
+        """Send, or keep until a flush. Raises `PeerGone`."""
+        self.send(self.identity, encode_with(reply, tensors))
 
 
 class AttentionWorker:
@@ -56,8 +84,15 @@ class AttentionWorker:
         spin_us: int = SPIN_US,
         link_options: SocketOptions | None = None,
         listen_tcp: str | None = None,
+        *,
+        network: EmulatedNetwork | None = None,
+        device: PacedDevice | None = None,
     ) -> None:
+        """`network` and `device` are emulated; the core's calls are stretched by the latter."""
         self.core = core
+        self._device = device
+        self._network = network or (None if device is None else EmulatedNetwork())
+        """Holds what is not there yet; None: what comes is served, and its answers sent, at once."""
         self._context = context
         self._name = name
         self._options = options
@@ -92,8 +127,12 @@ class AttentionWorker:
             waiting.register(readable)
         self._same_host.watch(waiting)
         self._over_tcp.watch(waiting)
+        if self._network is not None:
+            waiting.register(self._network)
         try:
             while not stop.is_set():
+                if self._network is not None:
+                    self._network.deliver()
                 ready = waiting.wait(None if self._flush() else RETRY_MS)
                 if self._gateway in ready:
                     self._obey_gateway()
@@ -113,6 +152,8 @@ class AttentionWorker:
     def close(self) -> None:
         """Close the socket for links; what waits for peers is dropped."""
         self._outboxes.clear()
+        if self._network is not None:
+            self._network.close()
         self._same_host.close()
         self._over_tcp.close()
         close_bound(self._links, self.endpoint)
@@ -142,9 +183,12 @@ class AttentionWorker:
         except WireError:
             self.core.counters["refused_frames"] += 1
             return
-        tensors = unpack(getattr(message, "parts", ()), payload)
-        for reply, answer in self.core.receive(peer_of_flow(peer), message, tensors):
-            self._send(peer, encode_with(reply, answer))
+        asker, tensors = ZmqAsker(peer, self._send), unpack(getattr(message, "parts", ()), payload)
+        if self._network is not None:
+            self._bring(self._network, asker, message, tensors)
+            return
+        for reply, answer in self.core.receive(asker.name, message, tensors):
+            self._answer(asker, reply, answer)
 
     def _serve_caller(self, caller: Caller) -> None:
         """The same for a peer whose tensors lie in shared memory, or in what its connection has read."""
@@ -156,6 +200,11 @@ class AttentionWorker:
                 continue
             if received is None:
                 return
+            if self._network is not None:
+                message, tensors = received
+                self._bring(self._network, caller, message, [tensor.clone() for tensor in tensors])
+                caller.release()
+                continue
             replies = list(self.core.receive(caller.name, *received))
             # By now the core has stored, attended to or copied all that it was given; before the answer is sent, so
             # that the lane finds its ring empty when it asks next.
@@ -163,16 +212,30 @@ class AttentionWorker:
             for reply, answer in replies:
                 self._answer(caller, reply, answer)
 
-    def _answer(self, caller: Caller, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
+    def _bring(
+        self, network: EmulatedNetwork, asker: Asker, message: ComputeToAttention, tensors: list[torch.Tensor]
+    ) -> None:
+        """Serve a message once an emulated network has brought it."""
+
+        def serve() -> None:
+            for reply, answer in self.core.receive(asker.name, message, tensors):
+                ready_at = 0.0 if self._device is None else self._device.busy_until
+                answer_it = partial(self._answer, asker, reply, answer)
+                network.send((asker.name, "to compute"), answer, answer_it, ready_at)
+
+        network.send((asker.name, "to attention"), tensors, serve)
+
+    def _answer(self, asker: Asker, reply: AttentionToCompute, tensors: list[torch.Tensor]) -> None:
         """An answer for which there can't be room becomes a failure, with the reason."""
         try:
-            caller.answer(reply, tensors)
+            asker.answer(reply, tensors)
         except PeerGone:
             self.core.counters["answers_to_lost_peers"] += 1
         except WireError as error:
-            self._answer(caller, m.StepFailed(reply.life, reply.session, reply.step, reply.lane, str(error)), [])
+            self._answer(asker, m.StepFailed(reply.life, reply.session, reply.step, reply.lane, str(error)), [])
 
     def _send(self, peer: bytes, frames: Frames) -> None:
+        """Raises `PeerGone`."""
         outbox = self._outboxes.get(peer)
         if outbox is None:
             outbox = self._outboxes[peer] = Outbox(
@@ -180,10 +243,9 @@ class AttentionWorker:
             )
         try:
             outbox.put(frames)
-        except PeerGone:
-            self.core.counters["answers_to_lost_peers"] += 1
-        if not len(outbox):
-            del self._outboxes[peer]
+        finally:
+            if not len(outbox):
+                del self._outboxes[peer]
 
     def _flush(self) -> bool:
         """Send what was kept; True if nothing is left."""

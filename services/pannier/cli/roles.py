@@ -98,4 +98,5 @@ def _local_attention(config: "ComputeConfig") -> "tuple[AttentionCore, Attention
     device, pace = open_device(config.device), Pace.of(config)
     facts = attention_facts(device, config.attention_memory, endpoint="", pace=pace)
     cache = DrawnCache if config.emulate_past else KVCache
-    return AttentionCore(device, cache, pace, strict=config.dtype_strict), facts
+    stretch = None if pace is None else pace.wait
+    return AttentionCore(device, cache, stretch, strict=config.dtype_strict), facts

@@ -92,11 +92,11 @@ def plan(options: ServeOptions, folder: Path) -> Stack:
     cores = _cores(options, len([*compute, *attention]))
     holders = compute if options.monolithic else attention
     memory = _memory_per_worker(options, holders)
-    rates = _rates(options, len(holders))
+    rates, network = _rates(options, len(holders)), _network(options)
     workers: list[WorkerConfig] = [
         *(_compute_worker(options, folder, shared, memory, number, device) for number, device in enumerate(compute)),
         *(
-            _attention_worker(folder, shared | {"emulate_rate": rate}, memory, number, device)
+            _attention_worker(folder, shared | network | {"emulate_rate": rate}, memory, number, device)
             for number, (device, rate) in enumerate(zip(attention, rates, strict=False))
         ),
     ]
@@ -166,10 +166,7 @@ def _compute_worker(
         "timeline": options.timelines and options.timelines / f"compute-{number}.json",
         "emulate_rate": options.emulate_rate if options.monolithic else None,
     }
-    same = (
-        "model", "dtype", "max_model_len", "stages", "monolithic", "link", "flows", "emulate_compute", "emulate_delay",
-        "emulate_bandwidth",
-    )  # fmt: skip
+    same = ("model", "dtype", "max_model_len", "stages", "monolithic", "link", "flows", "emulate_compute")
     return load(ComputeConfig, flags=flags | _named(options, same))
 
 
@@ -233,6 +230,15 @@ def _rates(options: ServeOptions, holders: int) -> list[str | None]:
     if len(rates) not in (1, holders):
         raise ConfigError(f"--emulate-rate is {given}; it must be one factor, or one for each of {holders} workers")
     return rates * (holders // len(rates))
+
+
+def _network(options: ServeOptions) -> dict[str, object]:
+    """What attention workers emulate of the network between them and compute workers."""
+    named = _named(options, ("emulate_delay", "emulate_bandwidth"))
+    given = [f"--{name.replace('_', '-')} {value:g}" for name, value in named.items() if value is not None]
+    if given and options.monolithic:
+        raise ConfigError(f"{' and '.join(given)}: --monolithic has no links that could be slower")
+    return named
 
 
 def _memory_per_worker(options: ServeOptions, holders: list[str]) -> str | int | None:

@@ -6,10 +6,11 @@ real shapes still travel, and attention still attends to them.
 
 import time
 from collections.abc import Generator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
+from pannier.runtime.config import ComputeConfig
 from pannier.slicer import Attend, Call, SlicedModel
 from pannier.slicer.export import POSITIONS
 from pannier.slicer.model import Head, Values
@@ -20,6 +21,11 @@ class StepTime(NamedTuple):
 
     step_ms: float
     row_us: float = 0.0
+
+    @classmethod
+    def of(cls, config: ComputeConfig) -> Self | None:
+        """What is configured; None: the device's own."""
+        return None if config.emulate_compute is None else cls(*config.emulate_compute)
 
     def seconds(self, rows: int) -> float:
         """Of a lane-step with so many rows."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import structlog
 import torch
 
-from pannier.compute.emulation import Emulation
+from pannier.compute.emulated_device import StepTime
 from pannier.compute.link import LocalAttention
 from pannier.compute.load import Loaded, load_model
 from pannier.compute.stage_link import StageLink
@@ -66,7 +66,7 @@ class ComputeService(WorkerService):
             self.sockets.links,
             stage=stage,
             stage_link=stage_link,
-            emulation=Emulation.of(config),
+            step_time=StepTime.of(config),
             timeline=config.timeline,
             strict=config.dtype_strict,
             tracer=self.tracer,
@@ -94,8 +94,10 @@ def num_lanes(config: ComputeConfig) -> int:
 def compute_facts(config: ComputeConfig, source: ModelSource, loaded: Loaded, endpoint: str) -> m.ComputeFacts:
     """The model's geometry and how it runs here; `endpoint` is where the stage before this one comes in."""
     model = loaded.model
+    step_time = StepTime.of(config)
+    slower = "" if step_time is None else f"{step_time}, results mean nothing"
     fewer = "" if config.emulate_dtypes is None else f"natively {', '.join(config.emulate_dtypes)}"
-    emulated = ", ".join(filter(None, (str(Emulation.of(config)), fewer)))
+    emulated = ", ".join(filter(None, (slower, fewer)))
     if emulated:
         log.warning("the device is emulated: no figure is its own", emulated=emulated)
     return m.ComputeFacts(

@@ -8,8 +8,7 @@ import torch
 import zmq
 
 from pannier.compute.core import ComputeCore
-from pannier.compute.emulated_link import EmulatedLink
-from pannier.compute.emulation import Emulation
+from pannier.compute.emulated_device import EmulatedDevice, EmulatedModel, StepTime
 from pannier.compute.link import InProcessLink, Link, LocalAttention
 from pannier.compute.link_choice import LinkChoice
 from pannier.compute.stage_link import StageLink
@@ -50,14 +49,17 @@ class ComputeWorker:
         *,
         stage: Stage = WHOLE,
         stage_link: StageLink | None = None,
-        emulation: Emulation = Emulation(),
+        step_time: StepTime | None = None,
         timeline: Path | None = None,
         strict: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
+        """With `step_time` the device is emulated, and takes so long."""
         self._timeline, self._timeline_path = Timeline(), timeline
         record = None if timeline is None else self._timeline.record
-        model, device = emulation.device(model)
+        device = None
+        if step_time is not None:
+            model, device = EmulatedModel(model), EmulatedDevice(step_time, len(model.calls) + 1)
         self.core = ComputeCore(
             model,
             num_lanes,
@@ -71,7 +73,6 @@ class ComputeWorker:
             tracer=tracer,
         )
         self._stage_link = stage_link
-        self._emulation = emulation
         self._waiting = Waiting(spin_us)
         self._traffic = Traffic()
         self._links = LinkChoice(
@@ -133,15 +134,10 @@ class ComputeWorker:
             flushed.append(self._stage_link.flush())
         if can_go_on:
             return
-        self._alarm.set(self._due())
+        self._alarm.set(self.core.due)
         started = time.perf_counter()
         self._waiting.wait(None if all(flushed) else RETRY_MS)
         self.core.idled(started, time.perf_counter())
-
-    def _due(self) -> float | None:
-        """When something emulated will have come, for which nobody rings."""
-        links = [link.due for link in self.core.links.values() if isinstance(link, EmulatedLink)]
-        return min((moment for moment in (self.core.due, *links) if moment is not None), default=None)
 
     def _receive_from_links(self) -> bool:
         """Hand on every answer that is there; whether there was one. What is not a message is counted and dropped."""
@@ -215,6 +211,5 @@ class ComputeWorker:
                 raise WireError("a link within this process needs attention in it")
             return InProcessLink(self._name, address.name, self._local)
         link, reason = self._links.connect(address, self._assign, self.core.wire_dtype.itemsize)
-        link = self._emulation.link(link)
         log.info("link", worker=address.name, kind=link.kind, reason=reason)
         return link

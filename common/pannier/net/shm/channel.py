@@ -22,7 +22,7 @@ class Channel:
         self.memory = memory
         self.peer = peer
         self.is_lost = False
-        """The peer has gone; what it wrote before can still be read."""
+        """The peer has gone, or was hung up on; what it wrote before can still be read."""
         layout, reads = memory.layout, Direction(1 - writes)
         lanes = range(layout.lanes)
         self.writers = [Writer(memory, layout.ring(writes, lane), layout.asleep(writes)) for lane in lanes]
@@ -69,4 +69,5 @@ class Channel:
 
     def close(self) -> None:
         """Hang up. The memory goes when nothing refers to it any more."""
+        self.is_lost = True
         self._bell.close()
