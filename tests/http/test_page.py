@@ -1,21 +1,14 @@
 """The web page in a real browser: text streams into the playground, and the picture shows what runs."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.http.browser import BROWSER, browse
 from tests.http.conftest import Front
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-    "--window-size=1280,760",
-)  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium here: apt-get install chromium")
 
@@ -51,17 +44,11 @@ def test_text_streams_into_the_playground(open_front: Front, tmp_path: Path) -> 
 @needs_browser
 def test_a_screenshot_is_made(open_front: Front, tmp_path: Path) -> None:
     file = tmp_path / "page.png"
-    _run(tmp_path, f"--screenshot={file}", "--virtual-time-budget=4000", open_front.url)
+    browse(tmp_path, f"--screenshot={file}", "--virtual-time-budget=4000", open_front.url)
     assert file.read_bytes().startswith(b"\x89PNG")
     assert file.stat().st_size > 20_000
 
 
 def _dump(url: str, folder: Path, budget_ms: int = 4000) -> str:
     """The page's elements after so much of the browser's own time, in which it waits only for what it has asked for."""
-    return _run(folder, "--dump-dom", f"--virtual-time-budget={budget_ms}", url)
-
-
-def _run(folder: Path, *arguments: str) -> str:
-    assert BROWSER is not None
-    command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
+    return browse(folder, "--dump-dom", f"--virtual-time-budget={budget_ms}", url)

@@ -1,11 +1,14 @@
 """`pannier status`: what runs, as a table or as JSON."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pannier.cli.options import DEFAULT_ENDPOINT, Endpoint, Insecure, Keys
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WIDE = 200
 """Columns of a table that goes into a file."""
@@ -31,11 +34,18 @@ def status(
 
 def _print(found: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
+    for part in view(found):
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def view(found: dict[str, Any]) -> "list[str | Table]":
+    """What the command shows, from top to bottom."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column)
@@ -43,12 +53,9 @@ def _print(found: dict[str, Any]) -> None:
         table.add_row(*(show(process) for show in COLUMNS.values()))
     requests = found["requests"]
     state = "ready" if found["ready"] else "not ready"
-    console.print(f"{found['model']}: {state}, {requests['running']} running, {requests['waiting']} waiting")
-    console.print(table)
-    for line in _dtypes(found["processes"]):
-        console.print(line, soft_wrap=True)
-    if (waits := _waits(found["lanes"])) is not None:
-        console.print(waits)
+    head = f"{found['model']}: {state}, {requests['running']} running, {requests['waiting']} waiting"
+    waits = _waits(found["lanes"])
+    return [head, table, *_dtypes(found["processes"]), *([] if waits is None else [waits])]
 
 
 def _dtypes(processes: list[dict[str, Any]]) -> list[str]:

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import re
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pannier.gateway.engine import Engine
@@ -32,10 +34,17 @@ def status(service: "GatewayService") -> dict[str, Any]:
         "refused_workers": [{"worker": name, "reason": reason} for name, reason in service.registry.refused],
         "processes": [
             _gateway(service),
-            *(_compute(fleet, entry) for entry in fleet.compute.values()),
-            *(_attention(fleet, entry, engine) for entry in fleet.attention.values()),
+            *(_compute(fleet, fleet.compute[name]) for name in in_order(fleet.compute)),
+            *(_attention(fleet, fleet.attention[name], engine) for name in in_order(fleet.attention)),
         ],
     }
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names with their numbers as numbers: which worker came first says nothing."""
+    return sorted(
+        names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    )
 
 
 def _requests(service: "GatewayService") -> dict[str, int]:

@@ -105,7 +105,7 @@ function drawCompute(picture, box, lanes) {
   lanes.filter((lane) => lane.worker === worker.name).forEach((lane, number) => {
     const top = y + ROW * (number + 1);
     label(picture, LEFT.x + 8, top + 13, `lane ${lane.lane}`, "faint");
-    bar(picture, LEFT.x + 60, top + 3, 120, [["compute", lane.compute], ["attention", lane.attention], ["transfer", lane.transfer]]);
+    bar(picture, LEFT.x + 60, top + 3, 110, [["compute", lane.compute], ["attention", lane.attention], ["transfer", lane.transfer]]);
     label(picture, LEFT.x + LEFT.width - 8, top + 13, `${lane.steps.toFixed(lane.steps < 10 ? 1 : 0)} steps/s`, "faint", "end");
   });
 }
