@@ -43,6 +43,14 @@ def test_monolithic_has_no_attention_workers() -> None:
     assert (stack.gateway.compute_workers, stack.gateway.attention_workers) == (1, 1)
 
 
+def test_a_collector_of_traces_and_keys_are_for_every_process() -> None:
+    """Else a trace would have holes, and whoever has no key would be turned away."""
+    collector = "http://127.0.0.1:4318"
+    stack = plan(ServeOptions("m", attention="2", http_port=8000, otlp_endpoint=collector, keys=Path("keys")), FOLDER)
+    roles = [stack.gateway, *stack.workers, stack.http]
+    assert [(role.otlp_endpoint, role.keys) for role in roles if role is not None] == [(collector, Path("keys"))] * 5
+
+
 def test_stages_of_a_replica_follow_each_other() -> None:
     """One device is enough for all of them; of several, each runs the stage whose turn it is."""
     for given, devices in (("cpu", ["cpu"] * 2), ("cuda:0,cuda:1,cpu,cpu", ["cuda:0", "cuda:1", "cpu", "cpu"])):
