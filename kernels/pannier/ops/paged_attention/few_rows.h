@@ -75,11 +75,12 @@ struct Products {
             const Stored* keys[4];
 #pragma GCC unroll 4
             for (int k = 0; k < 4; k++) keys[k] = run.keys + ptrdiff_t(std::min(key + k, run.count - 1)) * size;
-            ahead.step(4 * size * int(sizeof(Stored)));
             Floats sums[Q][4] = {};
             int d = 0;
-            for (; d + Form::WIDTH <= size; d += Form::WIDTH)
+            for (; d + Form::WIDTH <= size; d += Form::WIDTH) {
+                ahead.step(4 * Form::WIDTH * int(sizeof(Stored)));  // many at once would wait, or be dropped
                 add_products<Q>(sums, q, queries.q_stride, keys, d, Form::load);
+            }
             if (d < size)
                 add_products<Q>(sums, q, queries.q_stride, keys, d,
                                 [&](const Stored* from) { return Form::load_first(from, size - d); });
