@@ -1,5 +1,6 @@
 """OpenTelemetry: one trace of a request through all processes, for who asks for it; nothing for who doesn't."""
 
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -168,6 +169,12 @@ def test_opentelemetrys_own_variables_ask_for_it(name: str) -> None:
 def test_a_protocol_that_is_not_spoken_is_refused() -> None:
     with pytest.raises(ConfigError, match="http/protobuf; OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'"):
         open_tracer("http", "http-0", "http://127.0.0.1:1", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+
+
+def test_where_its_packages_are_missing_it_is_said_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"pip install 'pannier\[tracing\]'"):
+        open_tracer("http", "http-0", "http://127.0.0.1:1")
 
 
 def test_a_collector_that_is_not_there_keeps_nobody_waiting() -> None:
