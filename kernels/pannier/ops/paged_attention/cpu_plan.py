@@ -24,7 +24,7 @@ as fast as gathering the keys for torch's own attention."""
 HELD_QUERIES = 128
 """Of few queries, those of all KV heads that a part takes in turn, tile by tile: as in `cpu.cpp`."""
 
-PARTS_PER_THREAD = 4
+PARTS_PER_THREAD = 8
 """When there are fewer, segments are split: threads that end early must find other work."""
 
 PART_KEYS = 256
