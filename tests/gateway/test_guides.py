@@ -103,6 +103,32 @@ def test_a_guide_that_is_none_is_refused_with_the_reason(guides: Guides, guide: 
     assert refused.value.param == "guide"
 
 
+CHAIN = {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(6000)}
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide(GuideKind.JSON_SCHEMA, json.dumps({"$ref": "#/$defs/a0", "$defs": CHAIN | {"a6000": {"const": 1}}})),
+        Guide(GuideKind.GRAMMAR, "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(8000)) + 'r8000: "a"'),
+        Guide(GuideKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 99999999}'),
+    ],
+    ids=["a chain of references", "a chain of rules", "a large divisor"],
+)
+def test_a_guide_that_ends_its_compiler_is_refused_and_the_next_one_compiled(guides: Guides, guide: Guide) -> None:
+    """They overflow its stack, or take it hours; the gateway stays."""
+    with pytest.raises(Rejected, match="too deep") as refused:
+        guides.compile(guide)
+    assert (refused.value.code, refused.value.param) == ("invalid", "guide")
+    guides.compile(Guide(GuideKind.REGEX, f"a{len(guide.text)}"))
+
+
+def test_a_refusal_repeats_no_more_than_the_beginning_of_what_was_sent(guides: Guides) -> None:
+    with pytest.raises(Rejected) as refused:
+        guides.compile(Guide(GuideKind.GRAMMAR, "start: " + "(" * 20000))
+    assert len(refused.value.reason) < 500
+
+
 WriteModel = Callable[..., Path]
 
 

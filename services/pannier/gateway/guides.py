@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pannier.gateway.allowed_tokens import WORD_BYTES
+from pannier.gateway.guide_compiler import Compiler, shown, wrong
+from pannier.gateway.guide_trial import Trial
 from pannier.gateway.text import Text
-from pannier.scheduler import Rejected
 from pannier.scheduler.blocks import Ints
-from pannier.wire.messages import Guide, GuideKind
+from pannier.wire.messages import Guide
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 MAX_CHARACTERS = 256 << 10
-SPACE = r"\n?[ \t]{0,12}"
-"""Between the parts of JSON at most: a line and its indentation. A model that may would go on with spaces for ever."""
 MAX_REMEMBERED = 64
 """Compiled guides that are kept: clients send the same schema again and again."""
 MAX_BRANCHES = 64
@@ -30,62 +29,28 @@ class Guides:
     """Compiles guides for one model's tokens, and remembers them. `compile` may be called from several threads."""
 
     def __init__(self, text: Text, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        self._tokenizer_json = text.to_json()
+        num_tokens = max(vocab_size, text.num_tokens)  # either may be larger; no mask is wider than the model
+        tokenizer_json = text.to_json()
         self._vocab_size = vocab_size
-        self._num_tokens = max(vocab_size, text.num_tokens)  # either may be larger; no mask is wider than the model
         self._end_tokens = list(end_tokens)
-        self._tokenizer: LLTokenizer | None = None
+        self._trial = Trial(tokenizer_json, num_tokens, end_tokens)
+        self._compiler = Compiler(tokenizer_json, num_tokens, end_tokens)
         self._compiled: OrderedDict[Guide, LLMatcher] = OrderedDict()
 
     def compile(self, guide: Guide) -> "Guided":
         """The guide as a constraint of one request. Raises `Rejected` with what is wrong with it."""
-        from llguidance import LLMatcher
-
         compiled = self._compiled.get(guide)
         if compiled is not None:
             self._compiled.move_to_end(guide)
         else:
-            compiled = LLMatcher(self._tokens(), self._grammar(guide), log_level=0)
-            if compiled.is_error():
-                raise _wrong(guide, compiled.get_error())
+            if len(guide.text) > MAX_CHARACTERS:
+                raise wrong(guide, f"it has {len(guide.text)} characters; at most {MAX_CHARACTERS} are allowed")
+            self._trial.run(guide)
+            compiled = self._compiler.compile(guide)
             self._compiled[guide] = compiled
             while len(self._compiled) > MAX_REMEMBERED:
                 self._compiled.popitem(last=False)
         return Guided(compiled.deep_copy(), self._vocab_size, self._end_tokens)
-
-    def _grammar(self, guide: Guide) -> str:
-        from llguidance import LLMatcher
-
-        if len(guide.text) > MAX_CHARACTERS:
-            raise _wrong(guide, f"it has {len(guide.text)} characters; at most {MAX_CHARACTERS} are allowed")
-        try:
-            match guide.kind:
-                case GuideKind.JSON_SCHEMA:
-                    grammar = LLMatcher.grammar_from_json_schema(guide.text, defaults={"whitespace_pattern": SPACE})
-                case GuideKind.REGEX:
-                    grammar = LLMatcher.grammar_from_regex(guide.text)
-                case GuideKind.GRAMMAR:
-                    grammar = LLMatcher.grammar_from_lark(guide.text)
-        except ValueError as error:
-            raise _wrong(guide, str(error)) from error
-        is_error, said = LLMatcher.validate_grammar_with_warnings(grammar, self._tokens())
-        if is_error:
-            raise _wrong(guide, said[0])
-        return grammar
-
-    def _tokens(self) -> "LLTokenizer":
-        """Made for the first guide: a large vocabulary takes a second."""
-        from llguidance import LLTokenizer
-
-        if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(
-                self._tokenizer_json, n_vocab=self._num_tokens, eos_token=self._end_tokens, slices=None
-            )
-        return self._tokenizer
-
-
-def _wrong(guide: Guide, reason: str) -> Rejected:
-    return Rejected("invalid", "guide", f"the {guide.kind.replace('_', ' ')} can't be used: {' '.join(reason.split())}")
 
 
 @dataclass
@@ -111,7 +76,8 @@ class Guided:
         mask: bytes = branch.matcher.compute_bitmask()[: self._mask_bytes]
         if branch.matcher.is_error() or not any(mask):
             # No token spells what must come next. Nothing to draw would fail the step for all that are in it.
-            log.warning("a guide has come to a dead end", tokens=len(outputs), reason=branch.matcher.get_error())
+            reason = shown(branch.matcher.get_error() or "nothing fits")
+            log.warning("a guide has come to a dead end", tokens=len(outputs), reason=reason)
             return self._end
         return mask
 
