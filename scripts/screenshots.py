@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Pictures for the README of a stack that works: the page, `pannier top` and `pannier status`.
 
-    .venv/bin/python scripts/screenshots.py [--out docs/pictures]
+    .venv/bin/python scripts/screenshots.py [--out scripts/pictures]
 
 The page needs chromium.
 """
@@ -42,7 +42,7 @@ WITHOUT_FONTS = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=
 def main() -> None:
     """Serve, load, look."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "docs" / "pictures")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "pictures")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
