@@ -1,14 +1,17 @@
 """From the fields of a request to the options of our client."""
 
+import re
 from typing import Any
 
 from pannier.client import Options
 from pannier.http.errors import invalid
 from pannier.http.guides import guide_of
-from pannier.http.requests import ChatRequest, CompletionRequest, SamplingFields
+from pannier.http.requests import ChatRequest, CompletionRequest, SamplingFields, shown
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for completions; a chat goes on for as long as the model's window allows."""
+TOKEN_ID = re.compile("-?[0-9]{1,18}")
+"""As a key, which JSON has as text: whatever matches is a number that a message can carry."""
 
 _SAME = (
     "n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "min_p",
@@ -58,6 +61,6 @@ def _bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     if bias is None:
         return None
     for token in bias:
-        if not token.lstrip("-").isdecimal():
-            raise invalid("logit_bias", f"logit_bias has the key {token!r}; keys must be token ids")
+        if TOKEN_ID.fullmatch(token) is None:
+            raise invalid("logit_bias", f"logit_bias has the key {shown(token)}; keys must be token ids")
     return {int(token): value for token, value in bias.items()}

@@ -3,11 +3,15 @@
 A field that would change the answer and is not served is refused, never ignored. Those of `_Harmless` change nothing.
 """
 
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from pannier.http.errors import ApiError, invalid
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 R = TypeVar("R", bound=BaseModel)
 MAX_SHOWN = 200
@@ -208,25 +212,46 @@ def read(kind: type[R], body: bytes) -> R:
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
-        raise _first(error) from error
+        raise _first(error, body) from error
     if isinstance(request, SamplingFields):
         _refuse_unserved(request)
     return request
 
 
-def _first(error: ValidationError) -> ApiError:
+def shown(given: Any) -> str:
+    """What a client has sent, or its beginning."""
+    text = repr(given)
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+def _first(error: ValidationError, body: bytes) -> ApiError:
     """The first thing that is wrong, in one sentence; what was sent is shown in part."""
-    first = error.errors(include_url=False)[0]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    errors = error.errors(include_url=False)
+    first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
+    sent = from_json(body)
+    path = _path(first, sent)
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{path} is no parameter that this server knows", path, "unknown_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"{path} is missing", path, "missing_required_parameter")
-    given = repr(first["input"])
-    shown = given if len(given) <= MAX_SHOWN else given[:MAX_SHOWN] + "..."
-    return invalid(path or None, f"{path or 'the body'} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}")
+    legal = dict.fromkeys(each["msg"][0].lower() + each["msg"][1:] for each in errors if _path(each, sent) == path)
+    return invalid(path or None, f"{path or 'the body'} is {shown(first['input'])}: {', or '.join(legal)}")
+
+
+def _path(error: "ErrorDetails", sent: Any) -> str:
+    """Where in what was sent the error is: pydantic names, between fields, also the types that a field may have."""
+    path = ""
+    for number, part in enumerate(error["loc"]):
+        is_last = number == len(error["loc"]) - 1
+        if isinstance(part, int):
+            path += f"[{part}]"
+            sent = sent[part]
+        elif isinstance(sent, dict) and (part in sent or (is_last and error["type"] == "missing")):
+            path += f".{part}"
+            sent = sent.get(part)
+    return path.lstrip(".")
 
 
 def _refuse_unserved(request: SamplingFields) -> None:
