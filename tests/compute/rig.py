@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
-import zmq
 from transformers import LlamaForCausalLM
 
 from pannier.attention.core import AttentionCore
@@ -31,7 +30,8 @@ class HeldLink:
     """A link whose answers stay away until they are let through, as on a slow network."""
 
     kind = "held"
-    socket: "zmq.Socket[bytes] | None" = None
+    is_up = True
+    lost: str | None = None
 
     def __init__(self, inner: Link) -> None:
         self.name = inner.name

@@ -70,8 +70,6 @@ class Rig:
         try:
             yield link, reason
         finally:
-            if link.socket is not None:
-                self.waiting.unregister(link.socket)
             link.close()
 
     def receive(self, link: Link) -> Received:

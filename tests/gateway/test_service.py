@@ -10,6 +10,7 @@ import pytest
 from pannier.gateway.engine import Engine
 from pannier.gateway.entries import Standing
 from pannier.gateway.service import GIVE_UP_AFTER
+from pannier.gateway.sessions import MAX_LOST_LINKS
 from pannier.net import PeerGone
 from pannier.runtime.config import GatewayConfig
 from pannier.runtime.errors import ConfigError
@@ -107,6 +108,12 @@ class Rig:
         """The attention worker acknowledges the last fence."""
         fence = self.last("data", m.Fence)
         self.gateway.hand("data", "attention", m.Fenced(self.life, fence.compute, fence.session))
+
+    def link_lost(self) -> None:
+        """The compute worker has lost a link of the last session, which is fenced."""
+        session = self.last("data", m.ComputeAssign).session
+        self.gateway.hand("data", "compute", m.LinkLost(self.life, session, "attention", "tcp://a:1: reset"))
+        self.fenced()
 
     def generate(self, request: str = "r", max_tokens: int = 1, **params_: Any) -> None:
         """A client asks for greedy tokens."""
@@ -323,6 +330,57 @@ def test_an_attention_worker_that_cannot_be_fenced_is_lost(rig: Rig) -> None:
     assert rig.count("clients", m.Failed) == 1
     rig.heartbeat("attention")
     assert rig.count("control", m.Refused) == 1
+
+
+def test_a_step_whose_link_is_lost_is_repeated(rig: Rig) -> None:
+    """At once, in a session that links anew; nobody else loses anything, and what is said of the old one is stale."""
+    rig.serve()
+    rig.generate()
+    old = rig.last("data", m.Step)
+    rig.link_lost()
+    rig.gateway.hand("data", "compute", m.LinkLost(rig.life, old.session, "attention", "late"))
+    rig.session_ready()
+    step = rig.last("data", m.Step)
+    assert step.session > old.session
+    rig.gateway.hand("data", "compute", rig.done(step))
+    assert rig.last("clients", m.Delta).finish_reason == "length"
+    assert not rig.count("clients", m.Failed)
+
+
+def test_links_that_are_lost_while_nobody_needs_them_are_made_again_for_ever(rig: Rig) -> None:
+    """As some networks cut what is idle."""
+    rig.serve()
+    for _ in range(3 * MAX_LOST_LINKS):
+        rig.link_lost()
+        rig.session_ready()
+    assert rig.service.fleet.open_lanes() == [0, 1]
+
+
+@pytest.mark.parametrize("comes_up", [True, False])
+def test_two_that_cannot_talk_to_each_other_end_the_requests_with_the_reason(rig: Rig, comes_up: bool) -> None:
+    """The compute worker is told too, and ends; whether its link never comes up or breaks before any step is done."""
+    rig.serve()
+    rig.generate()
+    for tries in range(MAX_LOST_LINKS):
+        assert not rig.count("clients", m.Failed)
+        rig.link_lost()
+        if comes_up and tries + 1 < MAX_LOST_LINKS:
+            rig.session_ready()
+    reason = "compute can't reach attention (tcp://a:1: reset)"
+    assert rig.last("clients", m.Failed).reason == rig.last("control", m.Refused).reason == reason
+    assert not rig.service.fleet.knows("compute")
+    assert rig.engine.scheduler.is_idle
+
+
+def test_a_step_that_is_done_shows_that_links_carry(rig: Rig) -> None:
+    """Losses long before it don't count."""
+    rig.serve()
+    rig.generate(max_tokens=2 * MAX_LOST_LINKS)
+    for _ in range(2 * MAX_LOST_LINKS):
+        rig.link_lost()
+        rig.session_ready()
+        rig.gateway.hand("data", "compute", rig.done(rig.oldest()))
+    assert rig.last("clients", m.Delta).finish_reason == "length"
 
 
 def test_hello_said_again_by_the_same_process_is_welcomed_again(rig: Rig) -> None:

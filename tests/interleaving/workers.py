@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
-import zmq
 
 from pannier.attention.core import AttentionCore
 from pannier.compute.core import ComputeCore
@@ -138,7 +137,8 @@ class SimulatedLink:
 
     def __init__(self, network: Network, compute: str, address: m.ShardAddress) -> None:
         self.name, self.kind = address.name, "simulated"
-        self.socket: zmq.Socket[bytes] | None = None
+        self.is_up = True
+        self.lost: str | None = None
         self.is_open = True
 
         def deliver(message: Any, tensors: Tensors) -> None:

@@ -199,8 +199,8 @@ GOLDEN: list[tuple[m.Message, str]] = [
 
 @pytest.mark.parametrize(("message", "hexadecimal"), GOLDEN, ids=lambda value: type(value).__name__)
 def test_golden_bytes(message: m.Message, hexadecimal: str) -> None:
-    """These bytes are protocol 8: whoever changes them raises `PROTOCOL`."""
+    """These bytes are protocol 9: whoever changes them raises `PROTOCOL`."""
     parts = getattr(message, "parts", ())
     payload = bytes(payload_bytes(parts)) if parts else None
     assert bytes(encode(message, payload)[0]).hex() == hexadecimal
-    assert m.PROTOCOL == 8
+    assert m.PROTOCOL == 9

@@ -8,13 +8,21 @@ from zmq.utils.monitor import recv_monitor_message
 
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
+TOLD = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED
+
 
 class News(NamedTuple):
-    """What happened since the last look: handshakes that failed, the reason if one is final, connections that ended."""
+    """What happened since the last look."""
 
     failed_handshakes: int
     refusal: str | None
+    """Why a handshake failed for good."""
     lost: bool
+    """A connection has ended."""
+    greeted: bool
+    """A handshake succeeded: there is a connection."""
+    unanswered: bool
+    """Nobody answered, or not in time; it is dialled again."""
 
 
 class Monitor:
@@ -30,19 +38,23 @@ class Monitor:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)  # a full one would stop the I/O thread
         address = f"inproc://monitor-{self.socket.underlying}"
-        socket.monitor(address, FAILED | zmq.EVENT_DISCONNECTED)
+        socket.monitor(address, FAILED | TOLD)
         self.socket.connect(address)
 
     def news(self) -> News:
         """Everything that waits to be told."""
-        failed, refusal, lost = 0, None, False
+        failed, refusal, events = 0, None, 0
         with contextlib.suppress(zmq.Again):
             while True:
                 told = recv_monitor_message(self.socket, zmq.NOBLOCK)
+                events |= told["event"]
                 failed += bool(told["event"] & FAILED)
-                lost |= told["event"] == zmq.EVENT_DISCONNECTED
                 refusal = self._refusal(told["event"], told["value"]) or refusal
-        return News(failed, refusal, lost)
+        lost, greeted, unanswered = (
+            bool(events & event)
+            for event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_CONNECT_RETRIED)
+        )
+        return News(failed, refusal, lost, greeted, unanswered)
 
     def close(self) -> None:
         """End it, before its socket."""

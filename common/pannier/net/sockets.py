@@ -14,6 +14,8 @@ from pannier.net.curve import Curve, lock, unlock
 from pannier.net.errors import Exposed, NetError, PortBusy
 from pannier.net.monitor import Monitor
 
+DIAL_S = 15.0
+"""How long a dialled host may be silent before it is dialled anew."""
 S = TypeVar("S", bound="zmq.Socket[Any]")
 
 
@@ -115,6 +117,7 @@ def _make(context: "zmq.Context[S]", kind: int, options: SocketOptions) -> S:
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(options.silence_s * 1000))
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, round(DIAL_S * 1000))
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted worker has its old name

@@ -19,7 +19,10 @@ MAX_CONTROL_BYTES = 16 << 20
 MAX_DATA_BYTES = 256 << 20
 MAX_LINK_BYTES = 4 << 30
 DATA_SILENCE_S = 60.0
-"""Of connections that carry steps and tensors, which nobody sends again: a gateway should have lost patience before."""
+"""Of connections to the gateway that carry steps, which nobody sends again: it should have lost patience before."""
+LINK_SILENCE_S = 30.0
+"""Of links. Steps whose link is lost are repeated, so this may be shorter; but who computes for so long reads nothing
+meanwhile. Longer than the usual patience of a gateway, which then finds first that a whole host is cut off."""
 
 
 class GatewaySockets(NamedTuple):
@@ -62,6 +65,6 @@ def worker_sockets(config: ComputeConfig | AttentionConfig) -> WorkerSockets:
             MAX_LINK_BYTES,
             insecure or config.encrypt == "control",
             curve=links if config.encrypts_links else None,
-            silence_s=DATA_SILENCE_S,
+            silence_s=LINK_SILENCE_S,
         ),
     )

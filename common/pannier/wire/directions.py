@@ -8,7 +8,7 @@ WorkerToGateway: TypeAlias = m.Hello | m.Heartbeat | m.Goodbye
 GatewayToWorker: TypeAlias = m.Welcome | m.Refused | m.Heartbeat | m.Goodbye
 
 WorkerToGatewayData: TypeAlias = (
-    m.Join | m.Ready | m.StepDone | m.StageDone | m.NeedState | m.StepFailed | m.StepAborted | m.Fenced
+    m.Join | m.Ready | m.StepDone | m.StageDone | m.NeedState | m.StepFailed | m.StepAborted | m.LinkLost | m.Fenced
 )
 GatewayToWorkerData: TypeAlias = m.AttentionAssign | m.ComputeAssign | m.Step | m.AbortStep | m.Fence | m.NewSession
 

@@ -23,7 +23,7 @@ import msgspec
 from pannier.wire.dtypes import Dtype
 from pannier.wire.parts import Part
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version of this message set; peers with another version are refused at `Hello`."""
 
 MAX_TOP_LOGPROBS = 20
@@ -495,6 +495,19 @@ class StepFailed(Message, frozen=True):
     step: int
     lane: Count
     reason: str
+
+
+class LinkLost(Message, frozen=True):
+    """Compute worker to gateway: its link to `worker` is gone, or never was there, and this session can't go on.
+
+    Nothing is said of its steps: the next session, which links anew, repeats them.
+    """
+
+    life: int
+    session: int
+    worker: str
+    reason: str
+    """Where it was, and what the system says of it."""
 
 
 class AbortStep(Message, frozen=True):

@@ -68,9 +68,5 @@ def _over_network(
     if kind.name.startswith("tcp"):
         links = [TcpLink(waiting, name, address, (room, room), OPTIONS, flow) for flow in range(kind.flows)]
     else:
-        links = [ZmqLink(context, flow, address, OPTIONS) for flow in flow_names(name, kind.flows)]
-    if kind.flows > 1:
-        return Flows(waiting, links)
-    if links[0].socket is not None:
-        waiting.register(links[0].socket)
-    return links[0]
+        links = [ZmqLink(context, waiting, flow, address, OPTIONS) for flow in flow_names(name, kind.flows)]
+    return links[0] if kind.flows == 1 else Flows(links)

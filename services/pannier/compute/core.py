@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -18,7 +18,7 @@ from pannier.compute.share import ShardFailed, Share
 from pannier.compute.step_clock import Span, StepClock
 from pannier.compute.step_run import Inputs, Outcome, PassOn, StepRun
 from pannier.compute.wire_dtype import WireDtype
-from pannier.net.errors import PeerGone
+from pannier.net.errors import NetError, PeerGone
 from pannier.runtime.strict import Converted, Guard
 from pannier.runtime.tracing import StepSpans, Tracer
 from pannier.slicer import WHOLE, SlicedModel, Stage
@@ -115,6 +115,10 @@ class ComputeCore:
         self._guard: AbstractContextManager[object] = Guard("a weight", model.held) if strict else nullcontext()
         self.wire_dtype = WireDtype(model.dtype, model.dtype, self.counters)
         self._life = self._session = 0
+        self._is_starting = False
+        """The session has begun, and not all of its links are up."""
+        self._is_over = False
+        """The session has lost a link, and waits to be fenced."""
 
     def obey(self, message: m.ComputeAssign | m.NewSession | m.Step | m.AbortStep, tensors: Tensors) -> None:
         """Do what the gateway says."""
@@ -123,6 +127,7 @@ class ComputeCore:
                 self._assign(message)
             case m.NewSession():
                 self._start_session(message.session)
+                self.look_at_links()
             case m.Step() | m.AbortStep() if (message.life, message.session) != (self._life, self._session):
                 self.counters["stale_frames"] += 1
             case m.Step() if self._lanes[message.lane].has_failed:
@@ -200,6 +205,19 @@ class ComputeCore:
             if lane.run is not None:
                 lane.run.clock.idled(start, end)
 
+    def look_at_links(self) -> None:
+        """Tell the gateway that all links are up, once; or that one is gone, with which the session can't go on."""
+        if self._is_over:
+            return
+        for link in self.links.values():
+            if link.lost is not None:
+                self._lose_link(link.name, link.lost)
+                return
+        if self._is_starting and all(link.is_up for link in self.links.values()):
+            self._is_starting = False
+            kinds = ", ".join(sorted({link.kind for link in self.links.values()}))
+            self._reply(m.Ready(self._life, None, self._session, kinds))
+
     def close(self) -> None:
         """Close the links."""
         for link in self.links.values():
@@ -213,17 +231,32 @@ class ComputeCore:
         if assign.wire_dtype is not None:
             wire = TORCH_DTYPES[assign.wire_dtype]
             self.wire_dtype = WireDtype(self._model.dtype, wire, self.counters, strict=self._strict)
-        shards = [shard for group in assign.groups for shard in group.shards]
-        self.links = {shard.name: self._connect(shard) for shard in shards}
         self._start_session(assign.session)
+        self._link(shard for group in assign.groups for shard in group.shards)
 
     def _start_session(self, session: int) -> None:
         """Forget every step: the gateway has fenced them."""
         self._session = session
+        self._is_starting, self._is_over = True, False
         self._states.clear()
         self._lanes = [Lane() for _ in self._lanes]
-        kinds = ", ".join(sorted({link.kind for link in self.links.values()}))
-        self._reply(m.Ready(self._life, None, session, kinds))
+
+    def _link(self, shards: Iterable[m.ShardAddress]) -> None:
+        """Dial them; `look_at_links` says what comes of it."""
+        for shard in shards:
+            try:
+                self.links[shard.name] = self._connect(shard)
+            except NetError as error:
+                self._lose_link(shard.name, str(error))
+                return
+        self.look_at_links()
+
+    def _lose_link(self, name: str, reason: str) -> None:
+        """Have this session fenced, which ends what is left of it, and another begun, which links anew."""
+        self._is_over = True
+        self.counters["lost_links"] += 1
+        log.warning("link lost", worker=name, reason=reason)
+        self._reply(m.LinkLost(self._life, self._session, name, reason))
 
     def _begin(self, lane: Lane, queued: QueuedStep) -> None:
         step = queued.step

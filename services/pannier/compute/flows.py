@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from itertools import cycle
 
-import zmq
-
 from pannier.compute.link import Link, Received, Tensors
-from pannier.net.shm import Waiting
 from pannier.wire import ComputeToAttention
 from pannier.wire import messages as m
 
@@ -18,17 +15,21 @@ class Flows:
     brought what it answers, so a piece may be acknowledged after its step is; that is counted as stale, and no harm.
     """
 
-    socket: "zmq.Socket[bytes] | None" = None
-
-    def __init__(self, waiting: Waiting, flows: Sequence[Link]) -> None:
+    def __init__(self, flows: Sequence[Link]) -> None:
         self.name = flows[0].name
         self.kind = f"{flows[0].kind} x{len(flows)}"
-        self._waiting = waiting
         self._flows = flows
         self._turns = cycle(flows)
-        for flow in flows:
-            if flow.socket is not None:
-                waiting.register(flow.socket)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the other end has answered on all of them."""
+        return all(flow.is_up for flow in self._flows)
+
+    @property
+    def lost(self) -> str | None:
+        """Why one of them, and with it the link, is lost."""
+        return next((flow.lost for flow in self._flows if flow.lost is not None), None)
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
         """Send, or keep until `flush`. Raises `PeerGone`."""
@@ -51,6 +52,4 @@ class Flows:
     def close(self) -> None:
         """Close every flow; what was kept is dropped."""
         for flow in self._flows:
-            if flow.socket is not None:
-                self._waiting.unregister(flow.socket)
             flow.close()

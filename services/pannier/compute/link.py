@@ -1,4 +1,4 @@
-"""Links: how a compute worker reaches an attention worker. Both kinds carry the same messages."""
+"""Links: how a compute worker reaches an attention worker. All kinds carry the same messages."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -7,8 +7,9 @@ from typing import Protocol, TypeAlias
 import torch
 import zmq
 
-from pannier.net import SocketOptions, connect
+from pannier.net import Monitor, News, SocketOptions, connect
 from pannier.net.outbox import Outbox
+from pannier.net.shm import Waiting
 from pannier.wire import AttentionToCompute, ComputeToAttention, Decoder
 from pannier.wire import messages as m
 from pannier.wire.tensors import encode_with, unpack
@@ -19,12 +20,22 @@ Received: TypeAlias = tuple[AttentionToCompute, Tensors]
 
 
 class Link(Protocol):
-    """One attention worker as the step thread sees it. Nothing here blocks."""
+    """One attention worker as the step thread sees it. Nothing here blocks.
+
+    It watches for itself: whoever waits is woken by what it has to tell. One that is lost stays lost, drops what it is
+    given, and has let go of all it had.
+    """
 
     name: str
     kind: str
-    socket: "zmq.Socket[bytes] | None"
-    """What a poller watches; None if answers are there at once, or the link watches for itself."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the other end has answered."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing comes or goes any more; None as long as, for all that is known, something may."""
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
         """Send, or keep until `flush`: from here on nobody writes into the tensors. Raises `PeerGone`."""
@@ -40,11 +51,15 @@ class Link(Protocol):
 
 
 class ZmqLink:
-    """A link to another process."""
+    """A link to another process over ZeroMQ.
+
+    A socket would dial again by itself, but what was under way is lost with a connection, so that ends the link.
+    """
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
+        waiting: Waiting,
         compute: str,
         address: m.ShardAddress,
         options: SocketOptions,
@@ -52,33 +67,59 @@ class ZmqLink:
     ) -> None:
         self.name = address.name
         self.kind = f"zmq {address.endpoint.partition('://')[0]}"
-        self.socket: zmq.Socket[bytes] | None = connect(
-            context, zmq.DEALER, address.endpoint, options, identity=compute.encode()
-        )
-        self._socket = self.socket
+        self.is_up = False
+        self.lost: str | None = None
+        self._endpoint = address.endpoint
+        self._waiting = waiting
+        self._monitor = Monitor()
+        self._socket = connect(context, zmq.DEALER, address.endpoint, options, compute.encode(), self._monitor)
+        self._watched = (self._socket, self._monitor.socket)
+        for socket in self._watched:
+            waiting.register(socket)
         self._outbox = Outbox(lambda frames: self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False))
         self._decoder: Decoder[AttentionToCompute] = Decoder(AttentionToCompute, traffic)
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
         """Send, or keep until `flush`. Raises `PeerGone`."""
-        self._outbox.put(encode_with(message, tensors))
+        if self.lost is None:
+            self._outbox.put(encode_with(message, tensors))
 
     def receive(self) -> Received | None:
         """The next answer that has arrived. Raises `WireError`."""
+        if self.lost is not None:
+            return None
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
+            self._hear(self._monitor.news())
             return None
         message, payload = self._decoder.decode([frame.buffer for frame in frames])
         return message, unpack(getattr(message, "parts", ()), payload)
 
     def flush(self) -> bool:
         """Send what was kept; True if nothing is left."""
-        return self._outbox.flush()
+        return self.lost is not None or self._outbox.flush()
 
     def close(self) -> None:
         """Close the socket; what was kept is dropped."""
-        self._socket.close()
+        self._lose("closed")
+
+    def _hear(self, news: News) -> None:
+        self.is_up |= news.greeted
+        if news.refusal is not None:
+            self._lose(news.refusal)
+        elif news.lost or news.failed_handshakes:
+            self._lose("the connection has ended")
+        elif news.unanswered:
+            self._lose("nobody answers")
+
+    def _lose(self, reason: str) -> None:
+        if self.lost is None:
+            self.lost = f"{self._endpoint}: {reason}"
+            for socket in self._watched:
+                self._waiting.unregister(socket)
+            self._monitor.close()
+            self._socket.close()
 
 
 class LocalAttention(Protocol):
@@ -102,7 +143,8 @@ class InProcessLink:
     """A link to the attention core in this very process: the same messages, no copies, no sockets."""
 
     kind = "in-process"
-    socket: "zmq.Socket[bytes] | None" = None
+    is_up = True
+    lost: str | None = None
 
     def __init__(self, compute: str, name: str, core: LocalAttention) -> None:
         self.name = name

@@ -75,20 +75,18 @@ class LinkChoice:
         if not address.tcp:
             raise CannotTalk(f"{address.name} offers no plain TCP")
         largest, flows = self._sizes(address, assign, itemsize).largest, range(self.flows)
-        return self._as_one(
+        return _as_one(
             [TcpLink(self.waiting, self.compute, address, largest, self.options, flow, self.traffic) for flow in flows]
         )
 
     def _dial_zmq(self, address: m.ShardAddress) -> Link:
         names = flow_names(self.compute, self.flows)
-        return self._as_one([ZmqLink(self.context, name, address, self.options, self.traffic) for name in names])
+        shared = self.context, self.waiting
+        return _as_one([ZmqLink(*shared, name, address, self.options, self.traffic) for name in names])
 
     def _sizes(self, address: m.ShardAddress, assign: m.ComputeAssign, itemsize: int) -> LinkSizes:
         return link_sizes(assign, address.heads, self.model.calls, itemsize, self.model.max_model_len)
 
-    def _as_one(self, links: Sequence[Link]) -> Link:
-        if len(links) > 1:
-            return Flows(self.waiting, links)
-        if links[0].socket is not None:
-            self.waiting.register(links[0].socket)
-        return links[0]
+
+def _as_one(links: Sequence[Link]) -> Link:
+    return links[0] if len(links) == 1 else Flows(links)

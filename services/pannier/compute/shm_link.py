@@ -1,8 +1,5 @@
 """The link to an attention worker on the same host: shared memory, sized once from what was assigned."""
 
-import structlog
-import zmq
-
 from pannier.compute.link import Received, Tensors
 from pannier.compute.link_sizes import LinkSizes
 from pannier.compute.share import PIECE_CREDITS
@@ -13,18 +10,16 @@ from pannier.wire import messages as m
 from pannier.wire.traffic import Traffic
 
 PAGE = 4096
-log = structlog.get_logger()
 
 
 class ShmLink:
-    """A link through shared memory. It watches for itself: its rings and its bell are among what `waiting` waits for.
+    """A link through shared memory: its rings and its bell are among what `waiting` waits for.
 
-    An attention worker that has gone is noticed at once; what is sent to it then is dropped, as a socket would drop
-    it: what becomes of its group is the gateway's to say.
+    That the other end has hung up, or its process has ended, is noticed at once.
     """
 
     kind = "shm"
-    socket: "zmq.Socket[bytes] | None" = None
+    is_up = True  # who has knocked may write, and is answered or hung up on
 
     def __init__(
         self,
@@ -36,7 +31,7 @@ class ShmLink:
     ) -> None:
         """Raises `CannotShare` with the reason."""
         self.name = address.name
-        self.is_lost = False
+        self.lost: str | None = None
         self._waiting = waiting
         self._channel = knock(address.door, compute, address.name, layout)
         self._messages: TensorChannel[AttentionToCompute] = TensorChannel(self._channel, AttentionToCompute, traffic)
@@ -44,15 +39,15 @@ class ShmLink:
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
         """Send, or keep until `flush`. Raises `PeerGone`, and `WireError` for a message that is too large."""
-        if not self.is_lost:
+        if self.lost is None:
             self._messages.send(message.lane, message, tensors)
 
     def receive(self) -> Received | None:
         """The next answer that has arrived. Raises `WireError`."""
         received = self._messages.receive()
         if received is None:
-            if self._channel.is_lost and not self.is_lost:
-                self._lose()
+            if self._channel.is_lost:
+                self.close()
             return None
         _, message, tensors = received
         # Copied here: a lane takes its answer when it is resumed, and the ring is wanted back before that.
@@ -62,18 +57,14 @@ class ShmLink:
 
     def flush(self) -> bool:
         """Send what was kept; True if nothing is left."""
-        return self.is_lost or self._messages.flush()
+        return self.lost is not None or self._messages.flush()
 
     def close(self) -> None:
         """Hang up; what was kept is dropped."""
-        if not self.is_lost:
+        if self.lost is None:
+            self.lost = "shared memory: " + ("it has hung up" if self._channel.is_lost else "closed")
             self._waiting.remove(self._channel)
             self._messages.close()
-            self.is_lost = True
-
-    def _lose(self) -> None:
-        log.warning("an attention worker has hung up", worker=self.name)
-        self.close()
 
 
 def layout(sizes: LinkSizes, lanes: int) -> Layout:

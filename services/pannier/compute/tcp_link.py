@@ -1,30 +1,20 @@
 """The link to an attention worker over plain TCP: as fast as the system is, and in the clear."""
 
-import structlog
-import zmq
-
 from pannier.compute.link import Received, Tensors
 from pannier.net import SocketOptions
 from pannier.net.shm import Waiting
-from pannier.net.tcp import Hello, dial
+from pannier.net.tcp import Hello, dial, parse
 from pannier.runtime.reused_memory import ReusedMemory
 from pannier.runtime.tensor_stream import TensorStream
 from pannier.wire import AttentionToCompute, ComputeToAttention
 from pannier.wire import messages as m
 from pannier.wire.traffic import Traffic
 
-log = structlog.get_logger()
-
 
 class TcpLink:
-    """One connection. It watches for itself: it is among what `waiting` waits for.
-
-    An attention worker that has gone is noticed at once; what is sent to it then is dropped, as a socket would drop
-    it: what becomes of its group is the gateway's to say.
-    """
+    """One connection, among what `waiting` waits for; its end is noticed as soon as the system knows of it."""
 
     kind = "tcp"
-    socket: "zmq.Socket[bytes] | None" = None
 
     def __init__(
         self,
@@ -41,8 +31,14 @@ class TcpLink:
         self._waiting = waiting
         self._stream = dial(address.tcp, address.name, Hello("", compute, flow, largest), options, ReusedMemory())
         self._messages: TensorStream[AttentionToCompute] = TensorStream(self._stream, AttentionToCompute, traffic)
-        self._is_open = True
+        self._endpoint = parse(address.tcp).endpoint
+        self.lost: str | None = None
         waiting.add_stream(self._stream)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the other end has answered."""
+        return self._stream.is_up()
 
     def send(self, message: ComputeToAttention, tensors: Tensors) -> None:
         """Send, or keep until `flush`. Raises `PeerGone`, and `WireError` for a message that is too large."""
@@ -53,10 +49,7 @@ class TcpLink:
         """The next answer that has arrived. Raises `WireError`."""
         received = self._messages.receive()
         if received is None:
-            if self._stream.is_lost and self._is_open:
-                log.warning(
-                    "the connection to an attention worker has ended", worker=self.name, reason=self._stream.reason
-                )
+            if self._stream.is_lost:
                 self.close()
             return None
         message, tensors, stay = received
@@ -69,7 +62,7 @@ class TcpLink:
 
     def close(self) -> None:
         """Hang up; what was kept is dropped."""
-        if self._is_open:
-            self._is_open = False
+        if self.lost is None:
+            self.lost = f"{self._endpoint}: {self._stream.reason or 'closed'}"
             self._waiting.remove_stream(self._stream)
             self._stream.close()

@@ -129,7 +129,9 @@ class ComputeWorker:
 
     def _wait(self, can_go_on: bool) -> None:
         """Wait until something arrives, unless a lane can go on without; the time counts as idle."""
-        flushed = [self._to_gateway.flush(), *[link.flush() for link in self.core.links.values()]]
+        flushed = [link.flush() for link in self.core.links.values()]
+        self.core.look_at_links()
+        flushed.append(self._to_gateway.flush())
         if self._stage_link is not None:
             flushed.append(self._stage_link.flush())
         if can_go_on:
@@ -189,18 +191,12 @@ class ComputeWorker:
             case m.AttentionAssign() | m.Fence():
                 raise WireError("this compute worker holds no KV blocks")
             case m.ComputeAssign():
-                self._forget_links()
                 self._assign = message
                 if self._stage_link is not None and message.next_stage is not None:
                     self._stage_link.dial(message.next_stage)
                 self.core.obey(message, [])
             case _:
                 self.core.obey(message, unpack(getattr(message, "parts", ()), payload))
-
-    def _forget_links(self) -> None:
-        for link in self.core.links.values():
-            if link.socket is not None:
-                self._waiting.unregister(link.socket)
 
     def _reply(self, message: WorkerToGatewayData) -> None:
         self._to_gateway.put(encode(message))

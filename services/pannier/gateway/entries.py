@@ -53,6 +53,8 @@ class ComputeEntry:
     leaves: bool = False
     """Once its session is over it is forgotten (its process has ended), not restarted."""
     session: "Session | None" = None
+    lost_links: int = 0
+    """Sessions in a row that a lost link has ended before any step was done."""
     detail: str = ""
     """How its links run."""
     counters: dict[str, float] = field(default_factory=dict)
@@ -110,6 +112,7 @@ class Session:
 
     def collect(self, worker: ComputeEntry, done: m.StageDone | m.StepDone) -> m.StepDone | None:
         """A step with the times of all stages summed up, once the last of them is done with it."""
+        worker.lost_links = 0
         of_step = self.done.setdefault(done.step, {})
         of_step[worker.stage[0]] = done
         if len(of_step) < len(self.workers):

@@ -62,6 +62,11 @@ class Registry:
         self._sessions.returned(name)
         self._say(peer, m.Heartbeat(self._welcome.life, {}))
 
+    def give_up(self, name: str, reason: str) -> None:
+        """End a worker that is alive and of no use; it learns why."""
+        self._sessions.lost(name, reason, leaves=True)
+        self._refuse(name.encode(), reason)
+
     def _accept(self, peer: bytes, hello: m.Hello) -> None:
         try:
             self._fleet.accept(hello)

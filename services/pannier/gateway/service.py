@@ -183,8 +183,19 @@ class GatewayService:
                 self.sessions.ready(name, message)
             case m.Fenced():
                 self.sessions.fenced(name, message)
+            case m.LinkLost():
+                self._link_lost(name, message)
             case _:
                 self._from_step(name, message)
+
+    def _link_lost(self, name: str, lost: m.LinkLost) -> None:
+        """A compute worker that can't reach an attention worker is given up, and with the last one all requests."""
+        if self.sessions.link_lost(name, lost):
+            return
+        reason = f"{name} can't reach {lost.worker} ({lost.reason})"
+        self.registry.give_up(name, reason)
+        if not self.fleet.takes_requests():
+            self._engine().give_up(reason)
 
     def _from_step(self, name: str, message: FromStep) -> None:
         compute = self.fleet.compute.get(name)

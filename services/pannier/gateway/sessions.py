@@ -5,8 +5,8 @@ when it has ended, whoever is left may form another with others.
 
 A session ends with a fence: every attention worker says that nothing of it can be written any more. Only then are its
 steps dropped, so that blocks are never given to others while a late write may be under way. The next session starts
-with the groups there are then. The same serves a step that failed and a group that came or went: rare events, so one
-way through all of them, with a step or two repeated, is worth more than a shorter one for each.
+with the groups there are then. The same serves a step that failed, a link that was lost and a group that came or went:
+rare events, so one way through all of them, with a step or two repeated, is worth more than a shorter one for each.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,8 @@ from pannier.scheduler import Output, Scheduler
 from pannier.wire import GatewayToWorkerData
 from pannier.wire import messages as m
 
+MAX_LOST_LINKS = 3
+"""Sessions in a row that may end with a lost link before any step is done: then the two can't talk to each other."""
 Tell = Callable[[str, GatewayToWorkerData], None]
 log = structlog.get_logger()
 
@@ -104,6 +106,23 @@ class Sessions:
         """A step can't be done: its requests end with an error, once nothing of it can be written any more."""
         session.failed = failed
         self.fence(session)
+
+    def link_lost(self, name: str, lost: m.LinkLost) -> bool:
+        """A compute worker has lost a link, or never had it: the next session, which links anew, repeats its steps.
+
+        False, and nothing has changed, if that has been tried often enough.
+        """
+        compute = self._fleet.compute.get(name)
+        session = compute.session if compute is not None else None
+        if compute is None or session is None or session.number != lost.session or session.standing is Standing.FENCING:
+            return True
+        log.warning("link lost", worker=name, to=lost.worker, session=session.number, reason=lost.reason)
+        was_needed = any(lane in session.lanes for lane in self._scheduler().under_way)
+        compute.lost_links += was_needed or session.standing is Standing.STARTING
+        if compute.lost_links == MAX_LOST_LINKS:
+            return False
+        self.fence(session)
+        return True
 
     def fenced(self, name: str, fenced: m.Fenced) -> None:
         """An attention worker has acknowledged a fence."""

@@ -66,6 +66,14 @@ class Stream:
         except OSError:  # not there yet, or no more
             return False
 
+    def is_up(self) -> bool:
+        """Whether the peer's host has answered."""
+        try:
+            self._connection.getpeername()
+        except OSError:
+            return False
+        return not self.is_lost
+
     def send(self, pieces: Sequence[Buffer]) -> None:
         """Send a frame, or keep it until `flush`: its bytes are this end's until then.
 
@@ -111,7 +119,7 @@ class Stream:
         self._connection.close()
 
     def _lose(self, error: Exception) -> None:
-        self.is_lost, self.reason = True, str(error)
+        self.is_lost, self.reason = True, (isinstance(error, OSError) and error.strerror) or str(error)
         self.reader.is_ready = False
         self.writer.waiting.clear()
 
