@@ -198,6 +198,7 @@ def _client_threads() -> list[str]:
 def nothing_is_left() -> Iterator[None]:
     """Fails a test that leaves a thread or an open socket behind."""
     before = _open_files()
+    gc.freeze()  # so that collecting looks at what the test makes, and not at all of torch
     yield
     gc.collect()
     deadline = time.monotonic() + WAIT_S

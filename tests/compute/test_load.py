@@ -45,6 +45,7 @@ def test_float16_is_taken_where_bfloat16_is_emulated_and_its_range_is_enough(tmp
     assert loaded.dtypes["storage"].reason == "as it is computed; files hold bfloat16, converted once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "factor", "what"), [("gate_proj", 1e6, "weight"), ("up_proj", 3e4, "activation")])
 def test_a_model_that_overflows_halves_is_computed_in_float32(
     tmp_path: Path, which: str, factor: float, what: str

@@ -43,6 +43,7 @@ def test_no_cable_carries_more_than_its_rate(network: Network) -> None:
     assert network.traffic("b").received > 1e6
 
 
+@pytest.mark.slow
 def test_packets_are_lost_and_sent_again(network: Network) -> None:
     """Until losses are taken back."""
     network.shape(1.0)

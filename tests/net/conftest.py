@@ -53,6 +53,7 @@ def context() -> Iterator[zmq.asyncio.Context]:
     """A context; the test fails if it leaves a socket open or a thread running."""
     threads, files = _threads(), _open_files()
     context = zmq.asyncio.Context()
+    gc.freeze()  # so that collecting looks at what the test makes, and not at all of torch
     yield context
     gc.collect()
     assert terminates(context), "the test left a socket open"

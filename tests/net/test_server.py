@@ -152,6 +152,7 @@ def test_a_peer_that_reads_nothing_hinders_nobody(context: zmq.asyncio.Context, 
     run(body())
 
 
+@pytest.mark.slow
 def test_a_peer_that_reads_again_finds_what_waited_and_what_must_arrive(
     context: zmq.asyncio.Context, endpoint: str, run: Run
 ) -> None:
@@ -280,6 +281,7 @@ def test_the_watch_finds_a_task(run: Run) -> None:
         run(body())
 
 
+@pytest.mark.slow
 def test_the_watch_finds_a_socket() -> None:
     """A test that leaves a socket open is found out."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

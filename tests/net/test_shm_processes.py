@@ -155,6 +155,7 @@ def test_a_killed_compute_worker_is_missed_at_once_and_leaves_nothing() -> None:
     assert not list(Path("/dev/shm").glob("*pannier*"))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_is_not_taken_for_dead_and_hinders_nobody() -> None:
     """Its rings fill up, and those of others don't."""
     with _process(_knock_and_sleep, (door := Door()).address) as (process, said):

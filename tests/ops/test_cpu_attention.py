@@ -63,6 +63,7 @@ def _attend(
     return cpu.attend_with(native.load(name), q, keys, values, PagedBatch.build(segments, "cpu"), **how)
 
 
+@pytest.mark.slow
 @every_build
 @settings(max_examples=150, deadline=None)
 @given(st.lists(extents(), max_size=6), heads, block_sizes, windows, softcaps, dtypes, dtypes, seeds)

@@ -34,6 +34,7 @@ def _packed(shape: Heads, rows: int, dtype: torch.dtype, seed: int) -> tuple[Ten
     return parts[0].view(q.shape), parts[1].view(k.shape), parts[2].view(v.shape)
 
 
+@pytest.mark.slow
 @every_build
 @settings(max_examples=120, deadline=None)
 @given(chunks, heads, windows, softcaps, dtypes, seeds)

@@ -119,6 +119,7 @@ def test_a_row_with_a_number_that_is_none_has_a_scale_that_is_none(dtype: torch.
     assert dequantise(stored, scales).isnan().tolist() == [[True, True], [False, False]]
 
 
+@pytest.mark.slow
 @every_build
 @both
 @pytest.mark.parametrize("row_dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -179,6 +180,7 @@ def test_scales_that_do_not_fit_are_refused() -> None:
 # ---- Attention over it
 
 
+@pytest.mark.slow
 @every_build
 @settings(max_examples=80, deadline=None)
 @given(st.lists(extents(), max_size=6), heads, block_sizes, windows, softcaps, q_dtypes, dtypes, seeds)
@@ -214,6 +216,7 @@ def test_torchs_form_equals_the_reference(
     assert_partials_close(batched.paged_attention(q, keys, values, batch, **how, scales=scales), expected, FP32)
 
 
+@pytest.mark.slow
 @every_build
 @both
 @pytest.mark.parametrize("q_dtype", [torch.float32, torch.bfloat16])
@@ -304,6 +307,7 @@ def test_keys_and_values_of_any_magnitude(name: str, dtype: torch.dtype, factor:
         assert_partials_close(ours, theirs, _tolerance(name, q_dtype, dtype))
 
 
+@pytest.mark.slow
 @every_build
 @both
 def test_a_thousand_small_weights_are_not_lost_beside_a_large_one(name: str, dtype: torch.dtype) -> None:

@@ -209,6 +209,7 @@ def test_each_request_gets_its_undisturbed_text() -> None:
     explore(max_examples=50, steps=30, derandomize=True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_each_request_gets_its_undisturbed_text_under_load() -> None:
     """The same in long seeded runs in which lanes and blocks are always short."""

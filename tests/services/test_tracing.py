@@ -177,6 +177,7 @@ def test_where_its_packages_are_missing_it_is_said_which(monkeypatch: pytest.Mon
         open_tracer("http", "http-0", "http://127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_not_there_keeps_nobody_waiting() -> None:
     """Neither while spans are made nor at the end, and no thread goes on asking for it."""
     before = set(threading.enumerate())

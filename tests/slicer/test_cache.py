@@ -71,6 +71,7 @@ def test_an_entry_is_for_its_owner_alone(pieces: Cut, tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o077 for path in [tmp_path / "entry", *(tmp_path / "entry").iterdir()]] == [0] * 4
 
 
+@pytest.mark.slow
 def test_a_tampered_entry_is_sliced_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ids = some_ids(12)
     want = whole_logits(small_model("llama"), ids)
