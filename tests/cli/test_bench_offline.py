@@ -111,17 +111,17 @@ def test_transformers_gives_what_is_asked_for(peer: str, tiny_model: Path) -> No
 def test_all_engines_run_side_by_side(terminal: Terminal, tiny_model: Path, trace: Path) -> None:
     """On the lengths of a trace, with a ratio of ours to each of theirs, and of two builds of our operators."""
     options = ("--requests", "3", "--trace", str(trace), "--max-length", "60", "--repeats", "1", "--dtype", "float32")
-    peers = [part for peer in PEERS for part in ("--against", peer)]
-    ran = terminal.call("bench", "offline", "--model", str(tiny_model), *options, *peers, "--cpu-isa", "none", "--json")
+    others = ("--against", "transformers-continuous", "--cpu-isa", "none")
+    ran = terminal.call("bench", "offline", "--model", str(tiny_model), *options, *others, "--json")
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     engines = {row["engine"] for row in found["rows"] if row["metric"] == "total_tokens_per_s"}
-    assert engines == {"offloaded", "monolithic", "offloaded, none", "monolithic, none", *PEERS}
+    assert engines == {"offloaded", "monolithic", "offloaded, none", "monolithic, none", "transformers-continuous"}
     metrics = {row["metric"] for row in found["rows"]}
     assert {"total_tokens_per_s", "output_tokens_per_s"} <= metrics
     assert all(row["value"] > 0 for row in found["rows"])
     ratios = {(ratio["of"], ratio["to"]) for ratio in found["ratios"]}
-    assert {("monolithic", other) for other in (*PEERS, "monolithic, none", "offloaded, none")} <= ratios
+    assert {("monolithic", other) for other in engines - {"monolithic", "offloaded"}} <= ratios
     assert found["settings"]["offloaded, none"] == {"PANNIER_CPU_ISA": "none"}
     assert "no compiled attention" in ran.stderr
     assert found["settings"]["transformers-continuous"]["attn_implementation"]
@@ -133,10 +133,10 @@ def test_all_engines_run_side_by_side(terminal: Terminal, tiny_model: Path, trac
 @pytest.mark.timeout(300)
 def test_budgets_for_kv_are_compared_with_offloaded(terminal: Terminal, tiny_model: Path) -> None:
     """As many requests run at once as fit, as was predicted before; the verdict of each budget is in words."""
-    # A token takes 2 calls x 2 heads x (16 + 16) x 2 bytes: 7 blocks of 64 tokens, and 14.
+    # A token takes 2 calls x 2 heads x (16 + 16) x 2 bytes: 7 blocks of 64 tokens, and 14. Each takes 5 in the end.
     small, large = "120KB", "240KB"
     ran = terminal.call(
-        *("bench", "offline", "--model", str(tiny_model), "--requests", "8", "--input", "200", "--output", "40"),
+        *("bench", "offline", "--model", str(tiny_model), "--requests", "8", "--input", "200", "--output", "90"),
         *(
             "--kv-budget",
             f"{small},{large}",
@@ -152,7 +152,7 @@ def test_budgets_for_kv_are_compared_with_offloaded(terminal: Terminal, tiny_mod
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     value = {(row["engine"], row["metric"]): row["value"] for row in found["rows"]}
-    engines = {f"monolithic {small}": 1, f"monolithic {large}": 3, "offloaded": 8}
+    engines = {f"monolithic {small}": 1, f"monolithic {large}": 2, "offloaded": 8}
     for engine, batch in engines.items():
         assert value[engine, "batch"] == value[engine, "predicted_batch"] == batch
         assert value[engine, "decode_tokens_per_s"] > 0

@@ -20,7 +20,13 @@ def _runtime(compiler: str, name: str) -> str:
     return found.stdout.strip()
 
 
-@pytest.mark.parametrize("name", sorted({native.choose(None, native.cpu_flags(), ALL).name or "", "generic"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        native.choose(None, native.cpu_flags(), ALL).name or "generic",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("generic", "avx2")),
+    ],
+)
 def test_awkward_shapes_pass_under_the_sanitizers(name: str, tmp_path: Path) -> None:
     """Caches and rows are allocations of their own, so a read behind one is seen; so is an unaligned or wild access."""
     compiler = build_kernels.compiler()

@@ -1,5 +1,6 @@
 """The `pannier` command. An error is one sentence on stderr; `--debug` shows where it came from."""
 
+import atexit
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -81,8 +82,24 @@ def main() -> NoReturn:
     except (PannierError, NetError, ClientError) as error:
         if "PANNIER_DEBUG" in os.environ:
             raise
-        sys.exit(f"pannier: {error}")
-    sys.exit(0)
+        print(f"pannier: {error}", file=sys.stderr)
+        _leave(1)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without taking the interpreter apart, which is slow with torch in it.
+
+    And some libraries then report what they leak, behind the line that says why a process ends.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
