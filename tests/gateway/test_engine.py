@@ -72,11 +72,18 @@ def test_cancelling_ends_all_that_go_on(rig: EngineRig) -> None:
 def test_an_error_of_one_output_ends_the_request(rig: EngineRig) -> None:
     """With one message: what the others would give is no answer to what was asked."""
     rig.generate(n=2)
-    (failed,) = rig.commit(
-        Output(2, None, "error", "its cache was lost"), Output(1, None, "error", "its cache was lost")
-    )
-    assert failed == m.Failed("r", "unavailable", None, "its cache was lost")
+    rig.engine.deliver([Output(number, None, "error", "its cache was lost") for number in (2, 1)])
+    assert rig.sent == [m.Failed("r", "unavailable", None, "its cache was lost")]
     assert 1 in rig.scheduler.cancelled
+    assert len(rig.engine.streams) == 0
+
+
+def test_a_constraint_that_goes_no_further_is_the_fault_of_the_request(rig: EngineRig) -> None:
+    """What was drawn goes out first."""
+    rig.generate()
+    delta, failed = rig.commit(output(1), Output(1, None, "error", "the regex can't be followed"))
+    assert delta.tokens == (7,)
+    assert failed == m.Failed("r", "invalid", None, "the regex can't be followed")
     assert len(rig.engine.streams) == 0
 
 

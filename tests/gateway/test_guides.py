@@ -54,6 +54,12 @@ def drawn(constraint: Constraint, end_tokens: frozenset[int], chance: Random, mo
     raise AssertionError("it has no end")
 
 
+def follow(constraint: Constraint, tokens: list[int]) -> None:
+    """Ask for the mask in front of each token and behind the last."""
+    for length in range(len(tokens) + 1):
+        constraint.allowed(array("i", tokens[:length]))
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_any_allowed_draws_are_json_of_the_schema(guides: Guides, text: Text, seed: int) -> None:
@@ -129,14 +135,64 @@ def test_a_refusal_repeats_no_more_than_the_beginning_of_what_was_sent(guides: G
     assert len(refused.value.reason) < 500
 
 
+FIELDS = {f"p{number}": {"type": "string"} for number in range(30)}
+WIDE = {"anyOf": [{"type": "object", "properties": FIELDS, "title": str(number)} for number in range(100)]}
+
+
+@pytest.mark.parametrize(
+    ("guide", "reason"),
+    [
+        (Guide(GuideKind.JSON_SCHEMA, json.dumps(WIDE)), "the json schema can't be followed behind 1 tokens: Parser"),
+        (Guide(GuideKind.GRAMMAR, 'start: "a"{100000000}'), "the grammar can't be followed behind 1 tokens: parser"),
+        (Guide(GuideKind.REGEX, "((a{1,1000}){1,1000}){1,1000}"), "the regex can't be followed behind"),
+    ],
+    ids=["a wide choice", "a long count", "nested counts"],
+)
+def test_where_the_library_comes_to_a_limit_the_guide_says_so_and_can_be_begun_again(
+    guides: Guides, text: Text, guide: Guide, reason: str
+) -> None:
+    """Never an end: the text is not finished. Others that ask for the same guide are none the worse."""
+    (letter,) = text.encode_bare("{" if guide.kind == GuideKind.JSON_SCHEMA else "a")
+    for _ in range(2):
+        constraint = guides.compile(guide)
+        with pytest.raises(Rejected, match=reason) as refused:
+            follow(constraint, [letter] * 100)
+        assert (refused.value.code, refused.value.param) == ("invalid", "guide")
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide(GuideKind.REGEX, r"[^\s\S]"),
+        Guide(GuideKind.GRAMMAR, "start: start"),
+        Guide(GuideKind.JSON_SCHEMA, '{"$ref": "#"}'),
+    ],
+)
+def test_a_guide_that_no_text_fits_is_refused(guides: Guides, guide: Guide) -> None:
+    for _ in range(2):
+        with pytest.raises(Rejected, match="can't be used: no text that the model's tokens spell fits it") as refused:
+            guides.compile(guide)
+        assert refused.value.param == "guide"
+
+
+def test_a_guide_that_breaks_the_library_at_its_beginning_is_refused(guides: Guides) -> None:
+    with pytest.raises(Rejected, match="the grammar can't be used: panic"):
+        guides.compile(Guide(GuideKind.GRAMMAR, 'start: a "b"\na[lazy]: /(.*)/'))
+
+
 WriteModel = Callable[..., Path]
 
 
-def test_a_dead_end_is_an_end(write_model: WriteModel, tokenizers: dict[str, Tokenizer]) -> None:
-    """No token spells what must come: the text ends there, and no step fails for it."""
+def test_what_no_token_spells_ends_a_text_only_where_it_may_end(
+    write_model: WriteModel, tokenizers: dict[str, Tokenizer]
+) -> None:
+    """An error where more must come: an end would pass off half a text for all of it."""
     text = Text.load(write_model(tokenizers["byte-level"]))
     end = sorted(text.eos_tokens)
-    constraint = Guides(text, 400, end).compile(Guide(GuideKind.REGEX, "ab"))
-    wrong = array("i", text.encode_bare("x"))
-    mask = constraint.allowed(wrong)
-    assert [token for token in range(400) if mask[token // 8] >> token % 8 & 1] == end
+    vocab_size = text.encode_bare("\0")[0]  # a model that lacks the last ones of its tokenizer, control characters
+    guides = Guides(text, vocab_size, end)
+    letter = array("i", text.encode_bare("a"))
+    mask = guides.compile(Guide(GuideKind.REGEX, "a\x7f?")).allowed(letter)
+    assert [token for token in range(vocab_size) if mask[token // 8] >> token % 8 & 1] == end
+    with pytest.raises(Rejected, match="the regex can't be followed behind 1 tokens: no token fits"):
+        guides.compile(Guide(GuideKind.REGEX, "a\x7f")).allowed(letter)

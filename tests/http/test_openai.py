@@ -255,8 +255,18 @@ def test_several_outputs_have_their_shape_each(client: OpenAI) -> None:
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos can't be used with a guide"),
         ({"guided_regex": "a", "min_tokens": 2}, "min_tokens can't be used with a guide"),
         ({"guided_choice": []}, "choice is empty"),
+        ({"guided_regex": r"[^\s\S]"}, "no text"),
+        ({"guided_grammar": 'start: "a"{100000000}'}, "the grammar can't be followed behind 1 tokens"),
     ],
 )
 def test_a_shape_that_is_none_is_refused(client: OpenAI, body: dict[str, Any], words: str) -> None:
     with pytest.raises(openai.BadRequestError, match=re.escape(words)):
         client.completions.create(model=MODEL, prompt="x", max_tokens=9, extra_body=body)
+
+
+def test_a_shape_that_can_not_be_followed_is_an_error_in_mid_stream(client: OpenAI) -> None:
+    """And no text that looks finished."""
+    body = {"guided_grammar": 'start: "a"{100000000}'}
+    stream = client.completions.create(model=MODEL, prompt="x", max_tokens=9, stream=True, extra_body=body)
+    with pytest.raises(openai.APIError, match="the grammar can't be followed behind 1 tokens"):
+        assert all(choice.finish_reason is None for part in stream for choice in part.choices)

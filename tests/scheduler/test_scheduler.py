@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pannier.scheduler import UNRESOLVED, Inconsistent, Output, Rejected, Request, Scheduler, Step
+from pannier.scheduler.blocks import Ints
 from pannier.wire.messages import Drawn, Filters, Previous, Sample, SegmentKind, TopLogprob
 
 from .rig import scheduler_with
@@ -311,6 +312,44 @@ def test_a_failed_step_ends_its_sequences_and_no_others() -> None:
     assert scheduler.lane_of(failing.step) is None
     assert scheduler.lane_of(behind.step) is None
     assert [stepped(scheduler, lane=1)[0].sequence, scheduler.num_running] == [1, 1]
+
+
+class UpTo:
+    """Allows anything for as many tokens, and then nothing: a `Constraint`."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def allowed(self, outputs: Ints) -> bytes:
+        if len(outputs) > self.most:
+            raise Rejected("invalid", "guide", f"nothing fits behind {len(outputs)} tokens")
+        return bytes([len(outputs), 255, 255, 255])
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_constraint_that_comes_to_a_dead_end_ends_its_sequences_and_no_others(samples: int) -> None:
+    """Behind what was drawn, with its reason; the blocks come back."""
+    scheduler = scheduler_with()
+    scheduler.add(request(0, samples=samples, constraint=UpTo(1)))
+    scheduler.add(request(5))
+    assert planned(scheduler).masks == (bytes([0, 255, 255, 255]),)
+    scheduler.drop(0)
+    stepped(scheduler)
+    outputs = stepped(scheduler)
+    errors = [Output(each, None, "error", "nothing fits behind 2 tokens") for each in range(samples)]
+    assert outputs[-samples:] == errors
+    assert sorted(each.sequence for each in outputs[:-samples]) == [*range(samples), 5]
+    assert [each.finish_reason for _ in range(2) for each in stepped(scheduler)] == [None, "length"]
+    assert scheduler.is_idle
+    assert scheduler.pools[0].used == 0
+
+
+def test_a_request_whose_constraint_allows_nothing_is_refused() -> None:
+    scheduler = scheduler_with()
+    with pytest.raises(Rejected, match="nothing fits behind 0 tokens"):
+        scheduler.add(request(0, constraint=UpTo(-1)))
+    scheduler.check()
+    assert scheduler.is_idle
 
 
 def test_steps_commit_in_the_order_of_their_lane() -> None:

@@ -140,7 +140,7 @@ class Scheduler:
     # --- requests --------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue a request; raises `Rejected` when the queue is full or the request could never run."""
+        """Queue a request; raises `Rejected` when the queue is full or the request could never run or draw."""
         for number in request.sequences:
             if number in self._sequences or number in self._unborn:
                 raise ValueError(f"sequence {number} exists; numbers are used once")
@@ -149,10 +149,11 @@ class Scheduler:
         refuse_unfitting(request, max_length - 1, self._memory.pools, self.config)
         if len(self._waiting) >= self.config.max_waiting:
             raise Rejected("overloaded", None, f"{len(self._waiting)} requests are waiting already; try again later")
+        mask = request.mask(array("i"))
         self._num_arrived += 1
         first, *others = request.sequences
         sequence = self._sequence(request, first, 0, self._num_arrived, max_length)
-        sequence.width = len(request.sequences)
+        sequence.width, sequence.mask = len(request.sequences), mask
         self._unborn |= dict.fromkeys(others, sequence)
         self._wait(sequence)
         if request.deadline < inf:
@@ -241,6 +242,7 @@ class Scheduler:
     def commit(self, step: int, drawn: List[Drawn], scored: List[Scored] = ()) -> list[Output]:
         """The lane's oldest planned step is done: what its samples drew, and its scores, in their order.
 
+        A sequence whose constraint allows nothing behind what it drew ends with an error.
         Raises `Unplanned`, and nothing has changed, when that is not so.
         """
         planned = self._oldest(step)
@@ -254,6 +256,8 @@ class Scheduler:
         for sequence, num_tokens, num_draws in planned.chunks:
             self._advance(sequence, num_tokens, drawn[place : place + num_draws], outputs)
             place += num_draws
+        if planned.step.masks:
+            outputs += self._constrain(outputs)
         return outputs
 
     def lane_of(self, step: int) -> int | None:
@@ -490,6 +494,19 @@ class Scheduler:
                 self._wait(child)
         if is_running:
             self._memory.release_spare(parent)  # of samples that were cancelled
+
+    def _constrain(self, outputs: Iterable[Output]) -> list[Output]:
+        """See what may come behind the tokens of these; who has come to a dead end is done."""
+        ends: list[Output] = []
+        for output in outputs:
+            sequence = self._sequences.get(output.sequence)
+            if sequence is None or sequence.is_finished or output.drawn is None:
+                continue
+            try:
+                sequence.mask = sequence.request.mask(sequence.tokens[sequence.num_prompt :])
+            except Rejected as rejected:
+                ends += self._end_with_error(sequence, rejected.reason)
+        return ends
 
     def _score(self, scored: Scored) -> Output:
         sequence = self._sequences[scored.sequence]

@@ -26,7 +26,10 @@ class Constraint(Protocol):
     """Says what tokens may come next (structured output)."""
 
     def allowed(self, outputs: Ints) -> bytes:
-        """The mask behind these output tokens: token t is bit t % 8 of byte t // 8, whole 32-bit words."""
+        """The mask behind these output tokens: token t is bit t % 8 of byte t // 8, whole 32-bit words.
+
+        Raises `Rejected` where nothing can come next, not even an end.
+        """
 
 
 GREEDY = Filters()
@@ -57,6 +60,10 @@ class Request:
     """When to give up, on the clock of whoever calls `Scheduler.expire`."""
     salt: str = ""
     """Prefixes are shared among requests of one salt."""
+
+    def mask(self, outputs: Ints) -> bytes | None:
+        """What may come behind these output tokens; None: anything. Raises `Rejected` as its constraint does."""
+        return None if self.constraint is None else self.constraint.allowed(outputs)
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +134,8 @@ class Sequence:
     is_step_by_step: bool = field(init=False)
     has_rules: bool = field(init=False)
     """Whether its draws need more than logits, filters and seed."""
+    mask: bytes | None = None
+    """What its constraint allows behind its tokens; None without one."""
     index: int
     """Which of its request's samples it is."""
     seed: int = field(init=False)

@@ -214,9 +214,9 @@ class Draft:
         request, samples = sequence.request, self.samples
         sequence.promise(self.step, len(samples))
         mask = -1
-        if request.constraint is not None:
+        if sequence.mask is not None:
             mask = len(self.masks)
-            self.masks.append(request.constraint.allowed(sequence.tokens[sequence.num_prompt :]))
+            self.masks.append(sequence.mask)
         version = 0 if request.rules is None else sequence.length - sequence.num_prompt
         numbers = (sequence.number,) if num_draws == 1 else request.sequences
         if version and sequence.told_at is None:

@@ -123,10 +123,11 @@ class Engine:
         Raises `Unplanned`, and nothing has changed, when the lane owes no such step.
         """
         self.require_owed(lane, done.step)
+        Whose constraint allows nothing any more ends with an error: it is the request's, and would come again.
         outputs = self.scheduler.commit(done.step, done.drawn, done.scored)
         self.steps_by_lane[lane] += 1
         self._note_times(lane, done.times)
-        self.deliver(outputs)  # before planning: a stop string may end a sequence
+        self.deliver(outputs, code="invalid")  # before planning: a stop string may end a sequence
         self.pump()
 
     def send_states(self, lane: int, need: m.NeedState) -> None:

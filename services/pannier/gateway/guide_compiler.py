@@ -73,6 +73,12 @@ def wrong(guide: Guide, reason: str) -> Rejected:
     return Rejected("invalid", "guide", f"the {guide.kind.replace('_', ' ')} can't be used: {shown(reason)}")
 
 
+def stuck(guide: Guide, num_tokens: int, reason: str) -> Rejected:
+    """A guide that can't be followed any further, and why."""
+    what = f"the {guide.kind.replace('_', ' ')} can't be followed behind {num_tokens} tokens"
+    return Rejected("invalid", "guide", f"{what}: {shown(reason)}")
+
+
 def shown(reason: str) -> str:
     """What the library says, on one line and not at any length."""
     line = " ".join(reason.partition("\n<")[0].split())  # behind that stands its state, and the whole guide

@@ -3,10 +3,10 @@
 A field that would change the answer and is not served is refused, never ignored. Those of `_Harmless` change nothing.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError, from_json
 
 from pannier.http.errors import ApiError, invalid
 
@@ -151,10 +151,19 @@ class SamplingFields(_Harmless, _Unserved):
     return_token_ids: bool | None = None
 
 
+def _read_prompt(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """All forms in one sentence, instead of how each of them doesn't fit."""
+    try:
+        return read(given)
+    except ValidationError as error:
+        legal = "it must be a text, a list of texts, a list of token ids, or a list of such lists"
+        raise PydanticCustomError("prompt", legal) from error
+
+
 class CompletionRequest(SamplingFields):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator(_read_prompt)]
     logprobs: int | None = None
     echo: bool | None = None
 
