@@ -238,9 +238,12 @@ def test_preemptions_are_reported_once_per_interval(rig: EngineRig) -> None:
     for request in ("a", "b"):
         rig.generate(request, n=4)
     rig.scheduler.preempted = [8, 1, 1]
+    rig.engine.pump()
+    assert rig.engine.shortage.num_preemptions == 3, "the status knows at once"
     with capture_logs() as logs:
         rig.engine.report_shortage()
         rig.scheduler.preempted = [2, 99]
+        rig.engine.pump()
         rig.now += 9
         rig.engine.report_shortage()
         assert len(logs) == 1

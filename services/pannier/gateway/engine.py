@@ -114,16 +114,19 @@ class Engine:
         for lane in self._fleet.open_lanes():
             while (step := self.scheduler.schedule(lane)) is not None:
                 self._send(step, self._fleet.session_of(lane).names)
+        if preempted := self.scheduler.take_preemptions():
+            streams = map(self.streams.of_sequence, preempted)
+            self.shortage.note("one that has ended" if stream is None else stream.request for stream in streams)
         if not self._is_checked and self.scheduler.is_idle:
             self._check()
 
     def commit(self, lane: int, done: m.StepDone) -> None:
         """A step of a lane is done: advance its sequences, stream their text, plan on.
 
+        Whose constraint allows nothing any more ends with an error: it is the request's, and would come again.
         Raises `Unplanned`, and nothing has changed, when the lane owes no such step.
         """
         self.require_owed(lane, done.step)
-        Whose constraint allows nothing any more ends with an error: it is the request's, and would come again.
         outputs = self.scheduler.commit(done.step, done.drawn, done.scored)
         self.steps_by_lane[lane] += 1
         self._note_times(lane, done.times)
@@ -178,8 +181,6 @@ class Engine:
 
     def report_shortage(self) -> None:
         """Say, once in a while, that sequences had to be preempted."""
-        streams = (self.streams.of_sequence(sequence) for sequence in self.scheduler.take_preemptions())
-        self.shortage.note("one that has ended" if stream is None else stream.request for stream in streams)
         self.shortage.report(self._clock())
 
     def _check(self) -> None:
