@@ -5,8 +5,8 @@
 
 The profile is measured once, beforehand: slices, attention calls, links and the engine's own costs, each by itself, and
 never fitted to what is measured here. Then each configuration runs: requests that all decode, whose past is random
-numbers that nobody computed (emulate_past). Its step time, the median of the repeats, is set beside the prediction,
-which is scaled by how fast memory was read before and after, of what the profile says: machines are shared.
+numbers that nobody computed (emulate_past). Its step time, the median of the repeats, is set beside the prediction, of
+which what reads memory is scaled by how fast that went before and after, of what the profile says: machines are shared.
 
 The goal is a median error of at most 10 %, and 25 % at the 90th percentile. Nothing else should run meanwhile.
 """

@@ -109,10 +109,15 @@ def test_an_emulated_link_adds_its_delay_to_every_call_and_its_rate_to_every_byt
     assert slow - plain == pytest.approx(10 * (MODEL.sent_bytes + MODEL.returned_bytes) / 1e6)
 
 
-def test_a_slower_machine_takes_longer_for_everything() -> None:
+def test_slower_memory_prolongs_what_reads_and_nothing_else() -> None:
+    """Reading takes what it does at the profile's rate, and never more than there is of the part."""
     found = predict(PROFILE, CASE, cores=2)
-    assert scaled(found, 1.5).seconds == pytest.approx(1.5 * found.seconds)
-    assert scaled(found, 1.5).parts.attention_s == pytest.approx(1.5 * found.parts.attention_s)
+    slower = scaled(found, 1.5)
+    assert 0 < found.reading.compute_s <= found.parts.compute_s
+    assert slower.parts.attention_s - found.parts.attention_s == pytest.approx(0.5 * found.reading.attention_s)
+    assert slower.parts.transfer_s == found.parts.transfer_s
+    assert slower.seconds - found.seconds == pytest.approx(0.5 * sum(found.reading))
+    assert scaled(found, 1.0).seconds == pytest.approx(found.seconds)
 
 
 @pytest.mark.parametrize(

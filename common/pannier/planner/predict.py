@@ -40,7 +40,11 @@ class Prediction:
 
     seconds: float
     parts: Parts
+    reading: Parts
+    """What of the parts goes by with reading weights, and K and V, at the profile's rate."""
     held_by: str
+    lanes: int = 0
+    """0: monolithic."""
 
 
 def predict(profile: Profile, case: Case, cores: int) -> Prediction:
@@ -53,8 +57,9 @@ def predict(profile: Profile, case: Case, cores: int) -> Prediction:
     engine = _engine(profile, case.is_monolithic)
     threads = cores if case.is_monolithic else max(1, cores // 2)
     parts = _parts(profile, case, threads, engine.call_s, is_shared=False)
+    reading = _reading(profile, case, threads, parts)
     if case.is_monolithic:
-        return Prediction(sum(parts) + engine.step_s, parts, "both in turn")
+        return Prediction(sum(parts) + engine.step_s, parts, reading, "both in turn")
     bound = lane_step_bound(parts, case.lanes)
     if case.lanes > 1:
         beside = _parts(profile, case, threads, engine.call_s, is_shared=True)
@@ -64,7 +69,7 @@ def predict(profile: Profile, case: Case, cores: int) -> Prediction:
             parts.transfer_s,
         )
         bound = lane_step_bound(parts, case.lanes)
-    return Prediction(bound.seconds + engine.step_s, parts, bound.held_by)
+    return Prediction(bound.seconds + engine.step_s, parts, reading, bound.held_by, case.lanes)
 
 
 def _parts(profile: Profile, case: Case, threads: int, call_s: float, *, is_shared: bool) -> Parts:
@@ -80,10 +85,24 @@ def _mixed(alone: float, beside: float, share: float) -> float:
     return alone + share * max(0.0, beside - alone)
 
 
+def _reading(profile: Profile, case: Case, threads: int, parts: Parts) -> Parts:
+    rate = profile.read_by_threads.get(threads, profile.read_bytes_per_s)
+    kv_bytes = case.rows * case.model.kv_read_bytes(case.context)
+    weights_s, kv_s = case.model.read_bytes(case.rows) / rate, kv_bytes / rate
+    return Parts(min(parts.compute_s, weights_s), min(parts.attention_s, kv_s), 0.0)
+
+
 def scaled(prediction: Prediction, factor: float) -> Prediction:
-    """As if the machine took so many times as long for everything."""
-    parts = Parts(*(factor * part for part in prediction.parts))
-    return replace(prediction, seconds=factor * prediction.seconds, parts=parts)
+    """As if memory took so many times as long to be read; nothing else takes longer, or less long."""
+    reading = Parts(*(factor * each for each in prediction.reading))
+    pairs = zip(prediction.parts, reading, prediction.reading, strict=True)
+    parts = Parts(*(part + now - before for part, now, before in pairs))
+    step_s = prediction.seconds - _step(prediction.parts, prediction.lanes)
+    return replace(prediction, seconds=_step(parts, prediction.lanes) + step_s, parts=parts, reading=reading)
+
+
+def _step(parts: Parts, lanes: int) -> float:
+    return lane_step_bound(parts, lanes).seconds if lanes else sum(parts)
 
 
 def _engine(profile: Profile, is_monolithic: bool) -> EngineCost:
