@@ -40,6 +40,10 @@ class AllLogits(LlamaForCausalLM):
         return output
 
 
+NOISE = 0.15
+"""By so much of a step's time two runs may differ where other tests run too."""
+
+
 def _gain(phase: str, before: Callable[[], Audit], after: Callable[[], Audit]) -> tuple[Audit, float]:
     """The audit of a faulty model, and the part of its time that is gained without the fault: of the best of tries."""
     faulty, sound = [], []
@@ -54,7 +58,7 @@ def _assert_first(found: Audit, size: Size, phase: str, gain: float) -> None:
     best, finding = found.fixes[0], found.findings[0]
     assert (finding.judgement.verdict, finding.site.size) == (Verdict.FIX, size)
     assert finding.site in best.sites
-    assert gain <= best.amounts[phase].gain
+    assert gain <= best.amounts[phase].gain + NOISE
     assert best.amounts[phase].share <= best.amounts[phase].gain
 
 
