@@ -33,6 +33,7 @@ from pannier.cli.plan_inputs import model_sizes
 from pannier.cli.stack import ServeOptions
 from pannier.planner.predict import Case, Prediction, predict, scaled
 from pannier.planner.profile import Profile, read_profile, write_profile
+from pannier.planner.sensitivity import GIGABIT
 from pannier.runtime.errors import PannierError
 from pannier.runtime.host import host_cores, host_memory
 
@@ -43,7 +44,6 @@ OUTPUT = 40
 LONGEST = 8192 - OUTPUT - 1
 MOST_BYTES = 8 << 30
 """Of K and V: configurations with more are left out."""
-GIGABIT = 1e9 / 8
 READ_S = 0.3
 
 

@@ -15,8 +15,8 @@ from pannier.runtime.config import AttentionConfig, load
 from pannier.wire import encode
 from pannier.wire import messages as m
 
+from .loop_rig import serving
 from .rig import LIFE, Hand, Stored, assert_answers, chunk, decode
-from .same_host_rig import serving
 
 pytestmark = [pytest.mark.timeout(60)]
 
@@ -94,7 +94,7 @@ def test_what_is_configured() -> None:
 def test_a_worker_behind_it_answers_the_same_and_later(tmp_path: Path) -> None:
     """Steps are exact; the first question there and the last acknowledgement back have taken their delays."""
     hand, sequence = Hand(), Stored([3, 1, 2])
-    with serving(tmp_path, EmulatedNetwork(delay_ms=30.0)) as rig, rig.peer("c0") as peer:
+    with serving(tmp_path, EmulatedNetwork(delay_ms=30.0)) as rig, rig.shm("c0") as peer:
         peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
         made, started = hand.only(1, [decode(sequence)]), time.perf_counter()
         assert_answers([peer.ask(made.frames)], made.answers)
@@ -104,7 +104,7 @@ def test_a_worker_behind_it_answers_the_same_and_later(tmp_path: Path) -> None:
 @needs_shared_memory
 def test_what_is_under_way_takes_no_room_in_a_ring(tmp_path: Path) -> None:
     """Far more than fits is taken in long before any of it is served."""
-    with serving(tmp_path, EmulatedNetwork(FOR_EVER_MS)) as rig, rig.peer("c0", Layout(2, (8192, 8192))) as peer:
+    with serving(tmp_path, EmulatedNetwork(FOR_EVER_MS)) as rig, rig.shm("c0", Layout(2, (8192, 8192))) as peer:
         for number in range(50):  # of 1,200 bytes and more
             tables = torch.full((300,), -1, dtype=torch.int32)
             peer.send([(m.BeginStep(LIFE, 1, number, 0, (), (), ()), [tables])])
@@ -117,7 +117,7 @@ def test_a_worker_whose_device_is_busy_obeys_its_gateway(tmp_path: Path) -> None
     """Its answers wait for the device, its thread for nobody."""
     hand, sequence = Hand(), Stored([3, 1, 2])
     device = PacedDevice(Pace(step_ms=FOR_EVER_MS))
-    with serving(tmp_path, device=device) as rig, rig.peer("c0") as peer:
+    with serving(tmp_path, device=device) as rig, rig.shm("c0") as peer:
         peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
         peer.send(hand.only(1, [decode(sequence)]).frames)
         rig.wait_for("steps", 2)
@@ -130,13 +130,13 @@ def test_a_worker_whose_device_is_busy_obeys_its_gateway(tmp_path: Path) -> None
 def test_answers_to_who_has_hung_up_are_dropped(tmp_path: Path) -> None:
     """They come too late for it, and hinder no other."""
     with serving(tmp_path, EmulatedNetwork(delay_ms=300.0)) as rig:
-        with rig.peer("c1") as leaving:
+        with rig.shm("c1") as leaving:
             step = Hand(seed=3).only(0, [chunk(Stored([5, 6]), 4)])
             leaving.send(step.frames)
             rig.wait_for("steps", 1)
         rig.wait_for("answers_to_lost_peers", 1)
         hand, sequence = Hand(), Stored([3, 1, 2])
-        with rig.peer("c0") as peer:
+        with rig.shm("c0") as peer:
             peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
             made = hand.only(1, [decode(sequence)])
             assert_answers([peer.ask(made.frames)], made.answers)

@@ -1,145 +1,43 @@
 """The data loop serves compute workers over plain TCP, by the same rules as over other sockets."""
 
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import zmq
 
-from pannier.attention.core import AttentionCore, Reply
+from pannier.attention.core import AttentionCore
 from pannier.attention.worker import AttentionWorker
-from pannier.net import NetError, SocketOptions, bind, close_bound
+from pannier.net import NetError, SocketOptions
 from pannier.net.keys import make_keys, worker_keys
-from pannier.net.shm import Waiting
-from pannier.net.tcp import Hello, dial
 from pannier.net.tcp.frame import write_head
-from pannier.runtime.reused_memory import ReusedMemory
-from pannier.runtime.tensor_stream import TensorStream
-from pannier.runtime.threads import StopSignal
-from pannier.wire import AttentionToCompute, Dtype, encode
+from pannier.wire import encode
 from pannier.wire import messages as m
 
-from .rig import CALLS, LIFE, WHOLE, Frame, Hand, Stored, answers_of, assert_answers, chunk, decode, kinds
+from .loop_rig import LARGEST, Rig, check_lanes, check_no_room, serving
+from .rig import LIFE, Hand, Stored, assert_answers, chunk, decode, kinds
 
-PATIENCE_S = 15.0
-LARGEST = (1 << 20, 1 << 20)
 pytestmark = [pytest.mark.timeout(60)]
-
-
-class Peer:
-    """A compute worker's end: one connection."""
-
-    def __init__(self, address: str, name: str, largest: tuple[int, int], flow: int) -> None:
-        self.stream = dial(address, "a0", Hello("", name, flow, largest), SocketOptions(), ReusedMemory())
-        self.messages: TensorStream[AttentionToCompute] = TensorStream(self.stream, AttentionToCompute)
-        self._waiting = Waiting(0)
-        self._waiting.add_stream(self.stream)
-
-    def send(self, frames: list[Frame]) -> None:
-        for message, tensors in frames:
-            self.messages.send(message, tensors)
-
-    def receive(self) -> Reply:
-        deadline = time.monotonic() + PATIENCE_S
-        while (received := self.messages.receive()) is None:
-            assert time.monotonic() < deadline, "nothing came"
-            assert not self.stream.is_lost, self.stream.reason
-            self._waiting.wait(10 if self.stream.flush() else 2)
-        message, tensors, _ = received
-        return message, [tensor.clone() for tensor in tensors]
-
-    def ask(self, frames: list[Frame]) -> list[Reply]:
-        """Send some frames, and collect answers until a step is written or failed."""
-        self.send(frames)
-        replies = [self.receive()]
-        while not isinstance(replies[-1][0], m.StepWritten | m.StepFailed):
-            replies.append(self.receive())
-        return replies
-
-    def wait_until_lost(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not self.stream.is_lost:
-            assert time.monotonic() < deadline
-            self._waiting.wait(10)
-            self.stream.receive()
-
-    def close(self) -> None:
-        self._waiting.remove_stream(self.stream)
-        self.stream.close()
-
-
-class Rig:
-    """A worker whose loop runs in a thread, and its gateway's socket."""
-
-    def __init__(self, worker: AttentionWorker, gateway: "zmq.Socket[bytes]") -> None:
-        self.worker = worker
-        self._gateway = gateway
-
-    @contextmanager
-    def peer(self, name: str, largest: tuple[int, int] = LARGEST, flow: int = 0) -> Iterator[Peer]:
-        peer = Peer(self.worker.tcp, name, largest, flow)
-        try:
-            yield peer
-        finally:
-            peer.close()
-
-    def tell(self, message: m.Message) -> bytes:
-        """Send as its gateway, and wait for the answer."""
-        self._gateway.send_multipart([b"a0", *encode(message)])
-        return self.receive()[1]
-
-    def receive(self) -> list[bytes]:
-        assert self._gateway.poll(int(PATIENCE_S * 1000))
-        return self._gateway.recv_multipart()
-
-    def wait_for(self, counter: str, count: int) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.worker.counters().get(counter, 0) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    """Assigned and ready; its thread must end when told to."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    gateway, endpoint = bind(context, zmq.ROUTER, f"ipc://{tmp_path}/gateway")
-    worker = AttentionWorker(context, "a0", AttentionCore(torch.device("cpu")), f"ipc://{tmp_path}/a0", SocketOptions())
-    worker.join(m.Welcome(LIFE, endpoint, 1.0))
-    stop = StopSignal()
-    thread = threading.Thread(target=worker.loop, args=(stop,))
-    thread.start()
-    rig = Rig(worker, gateway)
-    assert rig.receive() == [b"a0", *encode(m.Join(LIFE))]
-    rig.tell(m.AttentionAssign(LIFE, 0, 0, CALLS, WHOLE, 20, 4, Dtype.FLOAT32, Dtype.FLOAT32))
-    yield rig
-    stop.set()
-    thread.join(10)
-    assert not thread.is_alive()
-    stop.close()
-    worker.close()
-    close_bound(gateway, endpoint)
-    context.term()
+    with serving(tmp_path) as rig:
+        yield rig
 
 
 def test_steps_over_plain_tcp(rig: Rig) -> None:
     """Answers are the same as without, in several lanes of several compute workers at once."""
-    with rig.peer("c0") as first, rig.peer("c1") as second:
-        for step, (peer, lane) in enumerate([(first, 0), (second, 0), (first, 1), (second, 1)]):
-            hand, sequence = Hand(lane=lane, seed=step), Stored([4 * step + i for i in range(3)])
-            peer.ask(hand.only(2 * step, [chunk(sequence, 7)]).frames)
-            made = hand.only(2 * step + 1, [decode(sequence)])
-            assert_answers([peer.ask(made.frames)], made.answers)
+    with rig.tcp("c0") as first, rig.tcp("c1") as second:
+        check_lanes(first, second)
 
 
 def test_a_step_over_several_connections_of_one_compute_worker(rig: Rig) -> None:
     """Whatever arrives first: what came early is answered on the connection that brought the step's beginning."""
     hand, sequence = Hand(), Stored([3, 1, 2])
-    with rig.peer("c0") as first, rig.peer("c0", flow=1) as second:
+    with rig.tcp("c0") as first, rig.tcp("c0", flow=1) as second:
         first.ask(hand.only(0, [chunk(sequence, 7)]).frames)
         made = hand.only(1, [decode(sequence)])
         second.send(made.pieces[1:])
@@ -154,7 +52,7 @@ def test_what_comes_early_is_kept_when_its_memory_is_used_again(rig: Rig) -> Non
     """The next step's rows wait for the end of the one before, while more arrives."""
     hand, sequence = Hand(), Stored([3, 1, 2])
     made = [hand.only(0, [chunk(sequence, 7)]), hand.only(1, [decode(sequence)])]
-    with rig.peer("c0") as peer:
+    with rig.tcp("c0") as peer:
         peer.send(made[0].frames[:-1])
         peer.send(made[1].frames)
         assert set(kinds([peer.receive() for _ in made[0].pieces])) == {"PieceWritten"}
@@ -172,7 +70,7 @@ def test_what_comes_early_is_kept_when_its_memory_is_used_again(rig: Rig) -> Non
 def test_nothing_of_a_fenced_session_is_written(rig: Rig) -> None:
     """Late frames are dropped; the session that follows goes on, over the same connection or a new one."""
     hand, sequence = Hand(), Stored([3, 1, 2])
-    with rig.peer("c0") as peer:
+    with rig.tcp("c0") as peer:
         peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
         assert rig.tell(m.Fence(LIFE, "c0", 1)) == encode(m.Fenced(LIFE, "c0", 1))[0]
         late = hand.only(1, [chunk(sequence, 2)])
@@ -180,7 +78,7 @@ def test_nothing_of_a_fenced_session_is_written(rig: Rig) -> None:
         again = Hand(session=2).only(0, [chunk(Stored([7]), 3)])
         assert isinstance(peer.ask(again.frames)[-1][0], m.StepWritten)
         assert rig.worker.counters()["stale_frames"] == len(late.frames)
-        with rig.peer("c0") as successor:
+        with rig.tcp("c0") as successor:
             again = Hand(session=3).only(0, [chunk(Stored([8]), 3)])
             assert isinstance(successor.ask(again.frames)[-1][0], m.StepWritten)
             peer.wait_until_lost()
@@ -188,7 +86,7 @@ def test_nothing_of_a_fenced_session_is_written(rig: Rig) -> None:
 
 def test_a_compute_worker_that_reads_nothing_hinders_no_other(rig: Rig) -> None:
     """Until so much waits for it that it counts as gone."""
-    with rig.peer("c0") as deaf, rig.peer("c1") as other:
+    with rig.tcp("c0") as deaf, rig.tcp("c1") as other:
         deaf.send([(m.AbortStep(LIFE, 1, number, 0), []) for number in range(60_000)])
         hand, sequence = Hand(seed=1), Stored([5, 6])
         assert isinstance(other.ask(hand.only(0, [chunk(sequence, 4)]).frames)[-1][0], m.StepWritten)
@@ -198,21 +96,13 @@ def test_a_compute_worker_that_reads_nothing_hinders_no_other(rig: Rig) -> None:
 
 def test_an_answer_that_is_larger_than_agreed_is_a_failed_step(rig: Rig) -> None:
     """It says how large it was, and the loop goes on."""
-    hand, sequence = Hand(), Stored([3, 1, 2, 9, 8])
-    with rig.peer("c0", (1 << 20, 4096)) as peer:
-        peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
-        replies = peer.ask(hand.only(1, [chunk(sequence, 10)]).frames)
-        failed = replies[-1][0]
-        assert isinstance(failed, m.StepFailed)
-        assert "larger than this connection takes, which is 4096" in failed.reason
-        assert not answers_of(replies)
-    with rig.peer("c1") as other:
-        assert isinstance(other.ask(Hand(seed=1).only(0, [chunk(Stored([5]), 3)]).frames)[-1][0], m.StepWritten)
+    with rig.tcp("c0", (1 << 20, 4096)) as narrow, rig.tcp("c1") as other:
+        check_no_room(narrow, other, "larger than this connection takes, which is 4096")
 
 
 def test_rude_peers(rig: Rig) -> None:
     """Messages that are none are counted; bytes that are no frame end their own connection; others notice nothing."""
-    with rig.peer("c0") as peer, rig.peer("c1") as mad:
+    with rig.tcp("c0") as peer, rig.tcp("c1") as mad:
         for noise in (b"", b"x", b"noise", encode(m.Join(LIFE))[0], b"\xc1" * 100):
             peer.stream.send([write_head(bytes(noise), 0, LARGEST[0])])
         rig.wait_for("refused_frames", 5)
@@ -224,10 +114,10 @@ def test_rude_peers(rig: Rig) -> None:
 
 def test_a_compute_worker_that_leaves_in_the_middle_of_a_step(rig: Rig) -> None:
     step = Hand(seed=3).only(0, [chunk(Stored([5, 6]), 4)])
-    with rig.peer("c1") as leaving:
+    with rig.tcp("c1") as leaving:
         leaving.send(step.frames)
     hand, sequence = Hand(), Stored([3, 1, 2])
-    with rig.peer("c0") as peer:
+    with rig.tcp("c0") as peer:
         peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
         made = hand.only(1, [decode(sequence)])
         assert_answers([peer.ask(made.frames)], made.answers)

@@ -11,8 +11,8 @@ from pannier.net.shm import CannotShare, Layout, functions
 from pannier.wire import encode
 from pannier.wire import messages as m
 
-from .rig import LIFE, Hand, Stored, answers_of, assert_answers, chunk, decode, kinds
-from .same_host_rig import Rig, serving
+from .loop_rig import Rig, check_lanes, check_no_room, serving
+from .rig import LIFE, Hand, Stored, assert_answers, chunk, decode, kinds
 
 pytestmark = [pytest.mark.timeout(60)]
 try:
@@ -29,19 +29,15 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def test_steps_through_shared_memory(rig: Rig) -> None:
     """Answers are the same as without, in several lanes of several compute workers at once."""
-    with rig.peer("c0") as first, rig.peer("c1") as second:
-        for step, (peer, lane) in enumerate([(first, 0), (second, 0), (first, 1), (second, 1)]):
-            hand, sequence = Hand(lane=lane, seed=step), Stored([4 * step + i for i in range(3)])
-            peer.ask(hand.only(2 * step, [chunk(sequence, 7)]).frames)
-            made = hand.only(2 * step + 1, [decode(sequence)])
-            assert_answers([peer.ask(made.frames)], made.answers)
+    with rig.shm("c0") as first, rig.shm("c1") as second:
+        check_lanes(first, second)
 
 
 def test_what_comes_early_is_kept_when_its_memory_is_used_again(rig: Rig) -> None:
     """The next step's rows wait for the end of the one before, while the ring goes on."""
     hand, sequence = Hand(), Stored([3, 1, 2])
     made = [hand.only(0, [chunk(sequence, 7)]), hand.only(1, [decode(sequence)])]
-    with rig.peer("c0", Layout(2, (8192, 8192))) as peer:
+    with rig.shm("c0", Layout(2, (8192, 8192))) as peer:
         peer.send(made[0].frames[:-1])
         peer.send(made[1].frames)
         pieces = [peer.receive() for _ in made[0].pieces]
@@ -59,7 +55,7 @@ def test_what_comes_early_is_kept_when_its_memory_is_used_again(rig: Rig) -> Non
 def test_nothing_of_a_fenced_session_is_written(rig: Rig) -> None:
     """Late frames are dropped; the session that follows goes on over the same link."""
     hand, sequence = Hand(), Stored([3, 1, 2])
-    with rig.peer("c0") as peer:
+    with rig.shm("c0") as peer:
         peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
         assert rig.tell(m.Fence(LIFE, "c0", 1)) == encode(m.Fenced(LIFE, "c0", 1))[0]
         late = hand.only(1, [chunk(sequence, 2)])
@@ -71,7 +67,7 @@ def test_nothing_of_a_fenced_session_is_written(rig: Rig) -> None:
 
 def test_rings_full_of_a_former_session_hinder_no_new_one(rig: Rig) -> None:
     """A compute worker that reads no more: whoever has its name next has rings of its own, others notice nothing."""
-    with rig.peer("c0", Layout(1, (1 << 16, 4096))) as stopped, rig.peer("c1") as other:
+    with rig.shm("c0", Layout(1, (1 << 16, 4096))) as stopped, rig.shm("c1") as other:
         hand, sequence = Hand(session=1), Stored([3, 1, 2])
         stopped.ask(hand.only(0, [chunk(sequence, 7)]).frames)
         for number in range(1, 200):
@@ -81,7 +77,7 @@ def test_rings_full_of_a_former_session_hinder_no_new_one(rig: Rig) -> None:
         hand, sequence = Hand(seed=1), Stored([5, 6])
         assert isinstance(other.ask(hand.only(0, [chunk(sequence, 4)]).frames)[-1][0], m.StepWritten)
         rig.tell(m.Fence(LIFE, "c0", 1))
-        with rig.peer("c0") as successor:
+        with rig.shm("c0") as successor:
             hand, sequence = Hand(session=2), Stored([7, 8])
             assert isinstance(successor.ask(hand.only(0, [chunk(sequence, 4)]).frames)[-1][0], m.StepWritten)
             made = hand.only(1, [decode(sequence)])
@@ -90,20 +86,12 @@ def test_rings_full_of_a_former_session_hinder_no_new_one(rig: Rig) -> None:
 
 def test_an_answer_for_which_there_is_no_room_is_a_failed_step(rig: Rig) -> None:
     """It says how large it was, and the loop goes on."""
-    hand, sequence = Hand(), Stored([3, 1, 2, 9, 8])
-    with rig.peer("c0", Layout(1, (1 << 16, 4096))) as peer:
-        peer.ask(hand.only(0, [chunk(sequence, 7)]).frames)
-        replies = peer.ask(hand.only(1, [chunk(sequence, 10)]).frames)
-        failed = replies[-1][0]
-        assert isinstance(failed, m.StepFailed)
-        assert "larger than shared memory takes" in failed.reason
-        assert not answers_of(replies)
-    with rig.peer("c1") as other:
-        assert isinstance(other.ask(Hand(seed=1).only(0, [chunk(Stored([5]), 3)]).frames)[-1][0], m.StepWritten)
+    with rig.shm("c0", Layout(1, (1 << 16, 4096))) as narrow, rig.shm("c1") as other:
+        check_no_room(narrow, other, "larger than shared memory takes")
 
 
 def test_noise_in_a_ring_is_counted_and_survived(rig: Rig) -> None:
-    with rig.peer("c0") as peer:
+    with rig.shm("c0") as peer:
         for noise in (b"x", b"noise", encode(m.Join(LIFE))[0], b"\xc1" * 100):
             assert peer.channel.writers[1].reserve(bytes(noise), 0) is not None
             peer.channel.publish(1)

@@ -1,15 +1,11 @@
 """Shared memory between real processes: who sleeps is woken, who dies is missed at once, and nothing stays behind."""
 
-import multiprocessing
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,8 @@ import zmq
 
 from pannier.net.shm import CannotShare, Channel, Door, Layout, Waiting, functions, knock
 from pannier.net.shm.spin import SPIN_US, Spin
+
+from .child import child
 
 LAYOUT = Layout(2, (1 << 16, 1 << 16))
 NOTICED_S = 1.0
@@ -77,24 +75,11 @@ def _knock_and_sleep(said: Connection, door: str) -> None:
     time.sleep(PATIENCE_S)
 
 
-@contextmanager
-def _process(run: Any, *args: Any) -> Iterator[tuple[BaseProcess, Connection]]:
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=run, args=(theirs, *args))
-    process.start()
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.join()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("spin_us", [0, SPIN_US])
 def test_no_message_waits_for_a_reader_that_sleeps(spin_us: int) -> None:
     """Thousands of round trips with pauses of all lengths in between: a wake-up that is lost would stop them."""
-    with _process(_echo, spin_us) as (_, said):
+    with child(_echo, spin_us) as (_, said):
         waiting = Waiting(spin_us)
         channel = knock(said.recv(), "compute", "attention", LAYOUT)
         waiting.add(channel)
@@ -111,7 +96,7 @@ def test_no_message_waits_for_a_reader_that_sleeps(spin_us: int) -> None:
 
 @pytest.mark.slow
 def test_a_killed_attention_worker_is_missed_at_once() -> None:
-    with _process(_echo, 0) as (process, said):
+    with child(_echo, 0) as (process, said):
         waiting = Waiting(0)
         channel = knock(said.recv(), "compute", "attention", LAYOUT)
         waiting.add(channel)
@@ -133,7 +118,7 @@ def test_a_killed_attention_worker_is_missed_at_once() -> None:
 def test_a_killed_compute_worker_is_missed_at_once_and_leaves_nothing() -> None:
     """Its last words can still be read; then neither mapping nor file of its memory is left in this process."""
     door = Door()
-    with _process(_knock_and_sleep, door.address) as (process, said):
+    with child(_knock_and_sleep, door.address) as (process, said):
         assert said.recv() == "knocked"
         channel, waiting = _let_in(door), Waiting(0)
         waiting.add(channel)
@@ -158,7 +143,7 @@ def test_a_killed_compute_worker_is_missed_at_once_and_leaves_nothing() -> None:
 @pytest.mark.slow
 def test_a_process_that_is_stopped_is_not_taken_for_dead_and_hinders_nobody() -> None:
     """Its rings fill up, and those of others don't."""
-    with _process(_knock_and_sleep, (door := Door()).address) as (process, said):
+    with child(_knock_and_sleep, (door := Door()).address) as (process, said):
         assert said.recv() == "knocked"
         stopped = _let_in(door)
         other = knock(door.address, "other", "attention", LAYOUT)

@@ -1,13 +1,9 @@
 """Plain TCP between real processes: who dies is missed at once, who is stopped hinders nobody, nothing stays behind."""
 
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,8 @@ from pannier.net.shm import Waiting
 from pannier.net.tcp import Hello, Listener, Stream, dial
 from pannier.net.tcp.frame import write_head
 from pannier.net.tcp.reader import STAGING
+
+from .child import child
 
 LIMIT = 1 << 24
 NOTICED_S = 1.0
@@ -79,25 +77,10 @@ def _dial_and_sleep(said: Connection, address: str) -> None:
     time.sleep(PATIENCE_S)
 
 
-@contextmanager
-def _process(run: Any, *args: Any) -> Iterator[tuple[BaseProcess, Connection]]:
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=run, args=(theirs, *args))
-    process.start()
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-        theirs.close()
-
-
 @pytest.mark.parametrize("spin_us", [0, 50])
 def test_no_message_waits_for_a_reader_that_sleeps(spin_us: int) -> None:
     """Many round trips of all sizes with pauses in between: a wake-up that is lost would stop them."""
-    with _process(_echo, spin_us) as (_, said):
+    with child(_echo, spin_us) as (_, said):
         stream, waiting = _dial(said.recv()), Waiting(spin_us)
         waiting.add_stream(stream)
         for number in range(MESSAGES):
@@ -113,7 +96,7 @@ def test_no_message_waits_for_a_reader_that_sleeps(spin_us: int) -> None:
 
 def test_two_processes_that_flood_each_other_go_on() -> None:
     """Large messages, many at once, each sent back while more are sent: nobody blocks."""
-    with _process(_echo, 0) as (_, said):
+    with child(_echo, 0) as (_, said):
         stream, waiting = _dial(said.recv()), Waiting(0)
         waiting.add_stream(stream)
         sent = [(b"%d" % number, bytes([number]) * (1 << 20)) for number in range(48)]
@@ -125,7 +108,7 @@ def test_two_processes_that_flood_each_other_go_on() -> None:
 
 
 def test_a_killed_attention_worker_is_missed_at_once() -> None:
-    with _process(_echo, 0) as (process, said):
+    with child(_echo, 0) as (process, said):
         stream, waiting = _dial(said.recv()), Waiting(0)
         waiting.add_stream(stream)
         _say(stream, b"hello")
@@ -143,7 +126,7 @@ def test_a_killed_compute_worker_is_missed_at_once_and_leaves_nothing() -> None:
     """Its last words can still be read; then neither file nor memory of its connection is left in this process."""
     files, maps = _files(), _mappings()
     listener = _listener()
-    with _process(_dial_and_sleep, listener.address) as (process, said):
+    with child(_dial_and_sleep, listener.address) as (process, said):
         assert said.recv() == "dialled"
         stream, waiting = _let_in(listener), Waiting(0)
         waiting.add_stream(stream)
@@ -163,7 +146,7 @@ def test_a_killed_compute_worker_is_missed_at_once_and_leaves_nothing() -> None:
 
 def test_a_process_that_is_stopped_is_not_taken_for_dead_and_hinders_nobody() -> None:
     listener = _listener()
-    with _process(_dial_and_sleep, listener.address) as (process, said):
+    with child(_dial_and_sleep, listener.address) as (process, said):
         assert said.recv() == "dialled"
         stopped = _let_in(listener)
         other = _dial(listener.address, "other")

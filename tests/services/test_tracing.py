@@ -189,7 +189,7 @@ def test_a_collector_that_is_not_there_keeps_nobody_waiting() -> None:
 
 
 def test_a_worker_without_a_collector_passes_names_on() -> None:
-    spans = StepSpans(None, "step", [SAMPLED])
+    spans = StepSpans(None, "step", [SAMPLED], 1, 0)
     assert spans.traces == (SAMPLED,)
     spans.end({})
 

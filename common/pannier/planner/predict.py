@@ -94,14 +94,18 @@ def _reading(profile: Profile, case: Case, threads: int, parts: Parts) -> Parts:
 
 def scaled(prediction: Prediction, factor: float) -> Prediction:
     """As if memory took so many times as long to be read; nothing else takes longer, or less long."""
-    reading = Parts(*(factor * each for each in prediction.reading))
-    pairs = zip(prediction.parts, reading, prediction.reading, strict=True)
-    parts = Parts(*(part + now - before for part, now, before in pairs))
-    step_s = prediction.seconds - _step(prediction.parts, prediction.lanes)
-    return replace(prediction, seconds=_step(parts, prediction.lanes) + step_s, parts=parts, reading=reading)
+    lanes, reading = prediction.lanes, prediction.reading
+    parts = Parts(*(part + (factor - 1) * read for part, read in zip(prediction.parts, reading, strict=True)))
+    return replace(
+        prediction,
+        seconds=prediction.seconds + _together(parts, lanes) - _together(prediction.parts, lanes),
+        parts=parts,
+        reading=Parts(*(factor * read for read in reading)),
+    )
 
 
-def _step(parts: Parts, lanes: int) -> float:
+def _together(parts: Parts, lanes: int) -> float:
+    """Seconds of a lane-step without what the engine adds; with no lanes its parts follow each other."""
     return lane_step_bound(parts, lanes).seconds if lanes else sum(parts)
 
 

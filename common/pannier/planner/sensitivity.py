@@ -7,16 +7,16 @@ from typing import NamedTuple
 from pannier.planner.figures import Figures, Goal
 from pannier.planner.offloaded import NO_LIMIT, Offloaded
 
-GBIT = 1e9 / 8
+GIGABIT = 1e9 / 8
 PCIE_LANES, PCIE_CODING = 16, 128 / 130
 LINKS = {
     "PCIe 3.0 x16": 8e9 / 8 * PCIE_LANES * PCIE_CODING,
     "PCIe 4.0 x16": 16e9 / 8 * PCIE_LANES * PCIE_CODING,
     "PCIe 5.0 x16": 32e9 / 8 * PCIE_LANES * PCIE_CODING,
-    "25 Gbit/s": 25 * GBIT,
-    "100 Gbit/s": 100 * GBIT,
-    "200 Gbit/s": 200 * GBIT,
-    "400 Gbit/s": 400 * GBIT,
+    "25 Gbit/s": 25 * GIGABIT,
+    "100 Gbit/s": 100 * GIGABIT,
+    "200 Gbit/s": 200 * GIGABIT,
+    "400 Gbit/s": 400 * GIGABIT,
 }
 """Bytes per second each way of every device, before anything is lost; PCIe 128b/130b coded."""
 CONTEXTS = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -108,7 +108,8 @@ class Span:
 class StepSpans:
     """A step's spans, one in the trace of each of its requests that is traced; without a tracer names are passed on."""
 
-    def __init__(self, tracer: Tracer | None, name: str, traces: Iterable[str]) -> None:
+    def __init__(self, tracer: Tracer | None, name: str, traces: Iterable[str], step: int, lane: int) -> None:
+        self._about = {"pannier.step": step, "pannier.lane": lane}
         self._spans = () if tracer is None else tuple(tracer.begin(name, parent) for parent in traces)
         self.traces = tuple(traces) if tracer is None else tuple(span.traceparent for span in self._spans)
         """What the step is called further on."""
@@ -116,4 +117,4 @@ class StepSpans:
     def end(self, attributes: Mapping[str, Any], error: str | None = None) -> None:
         """The step has ended."""
         for span in self._spans:
-            span.end(attributes, error)
+            span.end({**self._about, **attributes}, error)

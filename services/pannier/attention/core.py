@@ -142,12 +142,15 @@ class AttentionCore:
             self.counters["stale_frames"] += len(lane.early.pop(step))
         lane.step, lane.pieces, lane.expected_pieces = begin.step, 0, None
         lane.running = self.shard.begin(begin, _block_tables(tensors))
-        lane.spans = StepSpans(self._tracer, "attention", begin.traces) if begin.traces else None
+        lane.spans = self._spans(begin)
         for message, early_tensors in lane.early.pop(begin.step, ()):
             if lane.running is None:  # complete, and this is one too many
                 self.counters["stale_frames"] += 1
             else:
                 yield from self._work(lane, lane.running, message, early_tensors)
+
+    def _spans(self, begin: m.BeginStep) -> StepSpans | None:
+        return StepSpans(self._tracer, "attention", begin.traces, begin.step, begin.lane) if begin.traces else None
 
     def _work(self, lane: Lane, running: ShardStep, message: ComputeToAttention, tensors: Tensors) -> Iterable[Reply]:
         match message:
@@ -196,7 +199,7 @@ class AttentionCore:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if lane.spans is not None:
-            lane.spans.end(_said(message) | {"pannier.pieces": lane.pieces})
+            lane.spans.end({"pannier.pieces": lane.pieces})
         lane.running = lane.spans = None
         self.counters["steps"] += 1
         return m.StepWritten(message.life, message.session, message.step, message.lane), []
@@ -218,7 +221,7 @@ class AttentionCore:
 
     def _drop(self, lane: Lane, message: ComputeToAttention, reason: str) -> None:
         if lane.spans is not None:
-            lane.spans.end(_said(message), reason)
+            lane.spans.end({}, reason)
         lane.step, lane.running, lane.spans = message.step, None, None
 
 
@@ -230,11 +233,6 @@ def _early_begin(lane: Lane) -> tuple[m.BeginStep, Tensors] | None:
                 del lane.early[step][place]
                 return message, tensors
     return None
-
-
-def _said(message: ComputeToAttention) -> dict[str, int]:
-    """What a span says of its step."""
-    return {"pannier.step": message.step, "pannier.lane": message.lane}
 
 
 def _block_tables(tensors: Tensors) -> list[int]:

@@ -46,7 +46,8 @@ class AttentionService(WorkerService):
         device = open_device(config.device)
         pace, network = Pace.of(config), EmulatedNetwork.of(config)
         paced = None if pace is None else PacedDevice(pace)
-        cache, stretch = DrawnCache if config.emulate_past else KVCache, None if paced is None else paced.launch
+        cache = DrawnCache if config.emulate_past else KVCache
+        stretch = None if paced is None else paced.launch
         worker = AttentionWorker(
             context,
             config.name,

@@ -111,6 +111,8 @@ async def _measure(
     load: Load,
     repeats: int,
 ) -> Report:
+    from pannier.ops.native import ISA_VARIABLE
+
     options, vocabulary = offloaded, vocab_size(offloaded.model)
     found: dict[str, list[Timing]] = {}
     async with AsyncExitStack() as running:
@@ -120,7 +122,7 @@ async def _measure(
         }
         for isa in isas:
             for kind, chosen in (("offloaded", offloaded), ("monolithic", monolithic)):
-                engine = await running.enter_async_context(stack(chosen, PANNIER_CPU_ISA=isa))
+                engine = await running.enter_async_context(stack(chosen, **{ISA_VARIABLE: isa}))
                 engines[f"{kind}, {isa}"] = engine
         for peer in peers:
             assert options.dtype is not None

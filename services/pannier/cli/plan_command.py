@@ -12,7 +12,6 @@ from pannier.runtime.errors import ConfigError
 if TYPE_CHECKING:
     from pannier.planner.devices import Shares
 
-GBIT = 1e9 / 8
 MODEL = (
     "A folder with a config.json, random:SHAPE, a model of the Lamina paper such as LLaMA3-70B, or numbers: "
     "weights_gb=16,layers=32,width=4096,queries_per_kv=4,head=128."
@@ -69,6 +68,7 @@ def plan(
     from pannier.planner.offloaded import Wire
     from pannier.planner.profile import read_profile
     from pannier.planner.search import Question
+    from pannier.planner.sensitivity import GIGABIT
 
     if objective not in ("cost", "throughput"):
         raise ConfigError(f"objective is {objective!r}; it must be cost or throughput")
@@ -79,9 +79,9 @@ def plan(
     known = load_catalogue(catalogue)
     wire = Wire(
         round_trip_s=round_trip / 1e6,
-        flow=GBIT * (flow_gbps or known.limits.flow_gbps_in_placement_group),
+        flow=GIGABIT * (flow_gbps or known.limits.flow_gbps_in_placement_group),
         flows=flows,
-        limit=None if link_gbps is None else GBIT * link_gbps,
+        limit=None if link_gbps is None else GIGABIT * link_gbps,
     )
     question = Question(
         model=model_sizes(model),

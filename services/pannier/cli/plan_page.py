@@ -12,7 +12,7 @@ from pannier.planner.figures import Figures
 from pannier.planner.homogeneous import Homogeneous
 from pannier.planner.offloaded import Offloaded
 from pannier.planner.search import Answer, Question
-from pannier.planner.sensitivity import GBIT, LINKS, paper_bandwidth, smallest_link
+from pannier.planner.sensitivity import GIGABIT, LINKS, paper_bandwidth, smallest_link
 from pannier.planner.verdict import Verdict
 
 MS, POINTS = 1e3, 24
@@ -135,9 +135,9 @@ def _bandwidth(layout: Offloaded, figures: Figures) -> str:
     """The smallest link with which nothing waits, by batch; and the paper's formula for it."""
     most = max(2, figures.sequences)
     batches = sorted({max(1, round(most ** (number / POINTS))) for number in range(POINTS + 1)})
-    ours = [(batch, smallest_link(layout, batch) / GBIT) for batch in batches]
-    papers = [(batch, paper_bandwidth(layout, batch) / GBIT) for batch in batches]
+    ours = [(batch, smallest_link(layout, batch) / GIGABIT) for batch in batches]
+    papers = [(batch, paper_bandwidth(layout, batch) / GIGABIT) for batch in batches]
     series = [Series("per device, each way", ours), Series("paper's formula, alpha 0.2", papers)]
     marks = ("PCIe 4.0 x16", "25 Gbit/s", "100 Gbit/s")
-    series += [Series(name, [(batches[0], LINKS[name] / GBIT), (most, LINKS[name] / GBIT)]) for name in marks]
+    series += [Series(name, [(batches[0], LINKS[name] / GIGABIT), (most, LINKS[name] / GIGABIT)]) for name in marks]
     return line_chart("Smallest bandwidth", "sequences", "Gbit/s", series, log_x=True, log_y=True)

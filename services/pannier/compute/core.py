@@ -277,7 +277,7 @@ class ComputeCore:
             self._give_up(lane, step, str(error))
             return
         clock = StepClock(step.lane, step.step, time.perf_counter(), self._record)
-        spans = StepSpans(self._tracer, "step", step.traces) if step.traces else None
+        spans = StepSpans(self._tracer, "step", step.traces, step.step, step.lane) if step.traces else None
         lane.run = StepRun(
             self._model, step, inputs, groups, self.wire_dtype, clock, self._stage, self._pass_on, self._device, spans
         )
@@ -357,8 +357,7 @@ class ComputeCore:
         for name in self.step_seconds:
             self.step_seconds[name] += getattr(times, name)
         if run.spans is not None:
-            parts = {f"pannier.{name}": getattr(times, name) for name in self.step_seconds}
-            run.spans.end({"pannier.step": step.step, "pannier.lane": step.lane, **parts})
+            run.spans.end({f"pannier.{name}": getattr(times, name) for name in self.step_seconds})
         frame = (step.life, step.session, step.step, step.lane)
         if self._stage.is_last:
             self._reply(m.StepDone(*frame, outcome.drawn, outcome.scored, times))
@@ -380,7 +379,7 @@ class ComputeCore:
         assert lane.run is not None
         lane.run.going.close()
         if lane.run.spans is not None:
-            lane.run.spans.end({"pannier.step": lane.run.step.step, "pannier.lane": lane.run.step.lane}, reason)
+            lane.run.spans.end({}, reason)
         self._give_up(lane, lane.run.step, reason)
 
     def _give_up(self, lane: Lane, step: m.Step, reason: str) -> None:

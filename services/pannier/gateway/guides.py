@@ -70,6 +70,8 @@ class _Branch:
 
     matcher: "LLMatcher"
     tokens: list[int]
+    mask: bytes | None = None
+    """What may come behind these, once it was asked for."""
 
 
 class Guided:
@@ -87,10 +89,13 @@ class Guided:
         Raises `Rejected` where no token spells what must come next, or the library has come to one of its limits.
         """
         branch = self._follow(list(outputs))
+        if branch.mask is not None:
+            return branch.mask
         mask: bytes = branch.matcher.compute_bitmask()[: self._mask_bytes]
         if branch.matcher.is_error() or not any(mask):  # in an error the library allows the end
             reason = branch.matcher.get_error() or NO_TOKEN
             raise self._dead_end(len(outputs), reason)
+        branch.mask = mask
         return mask
 
     def _dead_end(self, num_tokens: int, reason: str) -> Rejected:
@@ -107,6 +112,7 @@ class Guided:
         if branch is None:
             branch = _Branch(self._start.deep_copy(), [])
             self._branches = [*self._branches[-(MAX_BRANCHES - 1) :], branch]
-        branch.matcher.consume_tokens(outputs[len(branch.tokens) :])
-        branch.tokens = outputs
+        if new := outputs[len(branch.tokens) :]:
+            branch.matcher.consume_tokens(new)
+            branch.tokens, branch.mask = outputs, None
         return branch

@@ -39,7 +39,8 @@ class Listener:
     def __init__(self, endpoint: str, options: SocketOptions, memory: Callable[[], Allocate]) -> None:
         """Every connection's large frames are in `memory` of its own.
 
-        Raises `PortBusy`, `Exposed`, `CannotTalk`, or `NetError` for an address that can't be bound."""
+        Raises `PortBusy`, `Exposed`, `CannotTalk`, or `NetError` for an address that can't be bound.
+        """
         self._options = options
         self._memory = memory
         self._ticket = secrets.token_hex(16)
